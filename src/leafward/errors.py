@@ -1,0 +1,40 @@
+"""Errors meant for people: what was wrong, what it was, what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable
+from types import ModuleType
+
+
+class LeafwardError(Exception):
+    """Something a user can mend. The command line prints it without a traceback and exits with 1."""
+
+
+class UsageError(LeafwardError, ValueError):
+    """Wrong arguments or configuration. The command line exits with 2."""
+
+
+class DataError(LeafwardError):
+    """A file or data set that cannot be used: missing, truncated, foreign or out of range."""
+
+
+def nearest(name: str, allowed: Iterable[str]) -> str:
+    """A half-sentence that helps with a misspelt name: the nearest valid one, else all of them."""
+    allowed = sorted(allowed)
+    close = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return "allowed: " + (", ".join(allowed) if allowed else "nothing")
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import an optional package, or say which extra brings it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise LeafwardError(
+            f"this needs the package {module.partition('.')[0]!r}, which could not be imported ({error}); "
+            f"install it with: pip install 'leafward[{extra}]'"
+        ) from error

@@ -1,0 +1,282 @@
+"""The Lorentz (hyperboloid) model as pure functions on *space parts*.
+
+A point of the hyperboloid ``-t² + |x|² = -1/c`` (sectional curvature ``-c``) is fixed by its space part
+``x (..., n)``; the time coordinate ``t = √(1/c + |x|²)`` is derived where it is needed and never stored, so a
+point cannot leave the manifold. A tangent vector at ``x`` is fixed by its space part ``u (..., n)`` too:
+``⟨x, u⟩_L = 0`` gives ``u_t = x·u / t``. :class:`leafward.geometry.Lorentz` offers the same functions on full
+vectors ``[t; x]``.
+
+Legend: ``ρ = √c · radius``, ``a = √c|x| = sinh ρ``, ``A = √(1 + a²) = cosh ρ`` (``b``, ``B`` for the second
+point), all of shape (..., 1). The curvature ``c`` comes last: a number, or a tensor that broadcasts against
+(..., 1). Half-precision input is computed in float32 and returned in its own type. Gradients are finite
+everywhere; what lies beyond ``scalars.largest`` saturates along its ray instead of overflowing.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from leafward.geometry.scalars import (
+    Curv,
+    asinh,
+    asinhc,
+    atan2,
+    dot,
+    largest,
+    norm,
+    sinhc,
+    sqrt,
+    tame,
+    tiny,
+    unit,
+    wide,
+)
+
+
+def _cosh(a: Tensor) -> Tensor:
+    return torch.sqrt(1.0 + a * a)
+
+
+def time(x: Tensor, c: Curv) -> Tensor:
+    """Time coordinate t = √(1/c + |x|²): (..., n) -> (..., 1)."""
+    return (_cosh(c**0.5 * norm(tame(x))) / c**0.5).to(x.dtype)
+
+
+def lift(x: Tensor, c: Curv) -> Tensor:
+    """The full point [t; x]: (..., n) -> (..., n+1)."""
+    z = tame(x)
+    t = _cosh(c**0.5 * norm(z)) / c**0.5
+    return torch.cat([t, z.expand(*t.shape[:-1], z.shape[-1])], dim=-1).to(x.dtype)
+
+
+def expmap0(v: Tensor, c: Curv) -> Tensor:
+    """Exponential map at the origin, x = sinh(√c|v|)/(√c|v|) · v: tangent (..., n) -> space part (..., n)."""
+    z = tame(v)
+    rho, shrink = _saturate(c**0.5 * norm(z), c, v.dtype)
+    return (sinhc(rho) * shrink * z).to(v.dtype)
+
+
+def expmap0_lifted(v: Tensor, c: Curv) -> Tensor:
+    """:func:`expmap0` as a full point, (..., n) -> (..., n+1); the time is cosh(ρ)/√c, with no second norm."""
+    z = tame(v)
+    rho, shrink = _saturate(c**0.5 * norm(z), c, v.dtype)
+    x = sinhc(rho) * shrink * z
+    return torch.cat([(torch.cosh(rho) / c**0.5).expand(*x.shape[:-1], 1), x], dim=-1).to(v.dtype)
+
+
+def _saturate(rho: Tensor, c: Curv, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """ρ, at most the value at which |x| reaches ``largest``, and the factor it shrank by."""
+    end = c**0.5 * largest(dtype)
+    limit = torch.asinh(end) if isinstance(end, Tensor) else math.asinh(end)
+    shrink = limit / rho.clamp_min(limit)
+    return rho * shrink, shrink
+
+
+def logmap0(x: Tensor, c: Curv) -> Tensor:
+    """Logarithm at the origin, v = asinh(√c|x|)/(√c|x|) · x: space part (..., n) -> tangent (..., n)."""
+    z = tame(x)
+    return (asinhc(c**0.5 * norm(z)) * z).to(x.dtype)
+
+
+def dist0(x: Tensor, c: Curv) -> Tensor:
+    """Distance to the origin (the radius), asinh(√c|x|)/√c: (..., n) -> (...)."""
+    return (asinh(c**0.5 * norm(tame(x))) / c**0.5).squeeze(-1).to(x.dtype)
+
+
+def _radial_chord(a: Tensor, b: Tensor) -> Tensor:
+    """2 sinh((ρ_x − ρ_y)/2) from a = sinh ρ_x and b = sinh ρ_y, without a difference of large numbers.
+
+    With e^ρ = a + A:  2 sinh(Δ/2) = (e^ρx − e^ρy)/√(e^ρx e^ρy)  and  A − B = (a−b)(a+b)/(A+B).
+    """
+    big_a, big_b = _cosh(a), _cosh(b)
+    return (a - b) * (1.0 + (a + b) / (big_a + big_b)) * torch.rsqrt(a + big_a) * torch.rsqrt(b + big_b)
+
+
+def _half_chord(x: Tensor, y: Tensor, c: Curv) -> Tensor:
+    """sinh(√c d(x, y)/2) = √c|x−y|_L / 2: (..., n), (..., n) -> (..., 1).
+
+    4 sinh²(√c d/2) = [2 sinh(Δρ/2)]² + 4 sinh ρ_x sinh ρ_y sin²(θ/2): a radial and a lateral square, neither of
+    which cancels. The lateral one is c|λx − y/λ|² with λ² = |y|/|x|, which is exact at any radius and keeps the
+    right gradient where one point is the origin.
+    """
+    root = c**0.5
+    r, q = norm(x).clamp_min(tiny(x.dtype)), norm(y).clamp_min(tiny(x.dtype))
+    balance = torch.sqrt(q) / torch.sqrt(r)
+    lateral = root * norm(balance * x - y / balance)
+    return 0.5 * sqrt(_radial_chord(root * r, root * q) ** 2 + lateral**2)
+
+
+def dist(x: Tensor, y: Tensor, c: Curv) -> Tensor:
+    """Geodesic distance d = 2/√c · asinh(√c|x−y|_L / 2): (..., n), (..., n) -> (...)."""
+    return (2.0 / c**0.5 * asinh(_half_chord(tame(x), tame(y), c))).squeeze(-1).to(x.dtype)
+
+
+def cdist(x: Tensor, y: Tensor, c: Curv, precise: bool = True) -> Tensor:
+    """All distances between two sets by one matrix product: (..., N, n), (..., M, n) -> (..., N, M).
+
+    ``-c⟨x,y⟩_L − 1`` cancels for near pairs, so the product is taken in float64 unless ``precise=False``, which
+    uses the input's own precision: faster, for far pairs only (absolute error of cosh d about 1e-7 · cosh²ρ).
+    ``c`` is a number or broadcasts against (..., 1, 1).
+    """
+    dtype = torch.float64 if precise else wide(x).dtype
+    with torch.autocast(x.device.type, enabled=False):
+        p, q = tame(x).to(dtype), tame(y).to(dtype)
+        tp, tq = torch.sqrt(1.0 / c + dot(p, p)), torch.sqrt(1.0 / c + dot(q, q))
+        gram = tp @ tq.mT - p @ q.mT
+    excess = (2.0 * (c * gram - 1.0)).to(wide(x).dtype)
+    return (2.0 / c**0.5 * asinh(0.5 * sqrt(excess))).to(x.dtype)
+
+
+def inner(x: Tensor, u: Tensor, v: Tensor, c: Curv) -> Tensor:
+    """Riemannian inner product of tangent vectors at x: three (..., n) -> (...).
+
+    ⟨u,v⟩_L = u·v − u_t v_t, written as the part across the ray plus the part along it divided by cosh²ρ.
+    """
+    z, p, q = tame(x), tame(u), tame(v)
+    a = c**0.5 * norm(z)
+    ray = unit(z)
+    up, vp = dot(p, ray), dot(q, ray)
+    product = dot(p - up * ray, q - vp * ray) + up * vp / (1.0 + a * a)
+    return product.squeeze(-1).to(u.dtype)
+
+
+def length(x: Tensor, u: Tensor, c: Curv) -> Tensor:
+    """Riemannian length of a tangent vector at x: (..., n), (..., n) -> (...)."""
+    z, p = tame(x), tame(u)
+    return _length(z, c**0.5 * norm(z), p).squeeze(-1).to(u.dtype)
+
+
+def _length(x: Tensor, a: Tensor, u: Tensor) -> Tensor:
+    ray = unit(x)
+    along = dot(u, ray)
+    return sqrt(norm(u - along * ray) ** 2 + (along / _cosh(a)) ** 2)
+
+
+def expmap(x: Tensor, u: Tensor, c: Curv) -> Tensor:
+    """Exponential map at x, cosh(ν) x + sinh(ν)/ν u with ν = √c|u|_L: (..., n), (..., n) -> (..., n)."""
+    z, p = tame(x), tame(u)
+    nu, shrink = _saturate(c**0.5 * _length(z, c**0.5 * norm(z), p), c, x.dtype)
+    return tame(torch.cosh(nu) * z + sinhc(nu) * shrink * p).to(x.dtype)
+
+
+def logmap(x: Tensor, y: Tensor, c: Curv) -> Tensor:
+    """Logarithm at x: (..., n), (..., n) -> tangent (..., n).
+
+    With δ = √c d the textbook form δ/sinh δ · (y − cosh δ · x) is (y − x)/sinhc δ − δ tanh(δ/2) x, which is
+    exactly zero at y = x.
+    """
+    p, q = tame(x), tame(y)
+    delta = 2.0 * asinh(_half_chord(p, q, c))
+    return ((q - p) / sinhc(delta) - delta * torch.tanh(0.5 * delta) * p).to(x.dtype)
+
+
+def geodesic(x: Tensor, y: Tensor, fraction: Curv, c: Curv) -> Tensor:
+    """The point a given fraction of the way from x to y: (..., n), (..., n) -> (..., n).
+
+    [sinh((1−f)δ) x + sinh(fδ) y] / sinh δ; `fraction` is a number or broadcasts against (..., 1).
+    """
+    p, q = tame(x), tame(y)
+    delta = (2.0 * asinh(_half_chord(p, q, c))).clamp_min(tiny(p.dtype))
+
+    def share(f: Curv) -> Tensor:  # sinh(f δ) / sinh δ without overflow
+        return torch.exp((f - 1.0) * delta) * torch.expm1(-2.0 * f * delta) / torch.expm1(-2.0 * delta)
+
+    return tame(share(1.0 - fraction) * p + share(fraction) * q).to(x.dtype)
+
+
+def transport(x: Tensor, y: Tensor, u: Tensor, c: Curv) -> Tensor:
+    """Parallel transport of a tangent vector from x to y along the geodesic: three (..., n) -> (..., n).
+
+    u + c⟨y,u⟩_L / (1 + cosh δ) · (x + y), with ⟨y,u⟩_L = ⟨y−x,u⟩_L since u is tangent at x.
+    """
+    p, q, w = tame(x), tame(y), tame(u)
+    tp, tq = time(p, c), time(q, c)
+    gap = q - p
+    product = dot(gap, w) - dot(gap, q + p) / (tp + tq) * dot(p, w) / tp
+    half = _half_chord(p, q, c)
+    return (w + c * product / (2.0 + 2.0 * half * half) * (p + q)).to(u.dtype)
+
+
+def transport0(y: Tensor, u: Tensor, c: Curv) -> Tensor:
+    """Parallel transport from the origin to y, u + c (y·u)/(1 + √c t) · y: (..., n), (..., n) -> (..., n)."""
+    q, w = tame(y), tame(u)
+    return (w + c * dot(q, w) / (1.0 + c**0.5 * time(q, c)) * q).to(u.dtype)
+
+
+def centroid(x: Tensor, weights: Tensor | None, c: Curv) -> Tensor:
+    """Lorentzian centroid of (..., k, n) with non-negative weights (..., k): the sum o = Σ wᵢxᵢ, scaled back to
+    the hyperboloid, -> (..., n).
+
+    o_t² − |o_s|² = (o_t − |o_s|)(o_t + |o_s|) cancels at large radius. Its first factor is the sum over points of
+    wᵢ(tᵢ − xᵢ·ô) = wᵢ[1/(c(tᵢ + |xᵢ|)) + |xᵢ||x̂ᵢ − ô|²/2], all terms non-negative, so nothing is lost and the
+    exact bound −⟨o,o⟩_L ≥ (Σwᵢ)²/c holds by itself.
+    """
+    z = c**0.5 * tame(x)  # in units of 1/√c
+    a = norm(z)
+    share = _shares(x, weights)
+    total = (share * z).sum(dim=-2, keepdim=True)
+    reach = norm(total)
+    # Where the sum is zero any direction serves; the first axis is one.
+    axis = torch.zeros_like(total)
+    axis[..., 0] = 1.0
+    ray = torch.where(reach > 0, unit(total, reach), axis)
+    cosh = _cosh(a)
+    deficit = (share * (1.0 / (cosh + a) + 0.5 * a * norm(unit(z, a) - ray) ** 2)).sum(dim=-2, keepdim=True)
+    squared = deficit * ((share * cosh).sum(dim=-2, keepdim=True) + reach)
+    scale = c**0.5 * torch.sqrt(squared.clamp_min(tiny(z.dtype)))
+    return (total / scale).squeeze(-2).to(x.dtype)
+
+
+def _shares(x: Tensor, weights: Tensor | None) -> Tensor:
+    """Weights as shares of one, (..., k) -> (..., k, 1); equal shares where none are given."""
+    if weights is None:
+        return wide(x).new_full((x.shape[-2], 1), 1.0 / x.shape[-2])
+    w = wide(weights).to(wide(x).dtype).unsqueeze(-1)
+    return w / w.sum(dim=-2, keepdim=True).clamp_min(tiny(w.dtype))
+
+
+def residual(x: Tensor, y: Tensor, weight: Curv, c: Curv) -> Tensor:
+    """The normalised Lorentzian sum x ⊕ w·y (the hyperbolic residual): (..., n), (..., n) -> (..., n).
+
+    (x + w y)/(√c|x + w y|_L) with c|x + w y|_L² = (1+w)² + w c|x−y|_L², which does not cancel for w ≥ 0.
+    """
+    p, q = tame(x), tame(y)
+    half = _half_chord(p, q, c)
+    return ((p + weight * q) * torch.rsqrt((1.0 + weight) ** 2 + 4.0 * weight * half * half)).to(x.dtype)
+
+
+def rescale(x: Tensor, c: Curv, new_c: Curv) -> Tensor:
+    """The homothety to another curvature: same direction, same √c · radius. Distances scale by √(c/new_c)."""
+    return (wide(x) * (c / new_c) ** 0.5).to(x.dtype)
+
+
+def to_poincare(x: Tensor, c: Curv) -> Tensor:
+    """Isometry to the Poincaré ball, p = x / (1 + √c t): (..., n) -> (..., n)."""
+    z = tame(x)
+    return (z / (1.0 + _cosh(c**0.5 * norm(z)))).to(x.dtype)
+
+
+def exterior_angle(x: Tensor, y: Tensor, c: Curv) -> Tensor:
+    """Angle at x between the ray from the origin through x, going on, and the geodesic to y: -> (...) in [0, π].
+
+    Zero where y lies straight behind x, and by convention where x is the origin. It is
+    atan2(sinh ρ_y sin θ, sinh(ρ_y − ρ_x) − 2 cosh ρ_x sinh ρ_y sin²(θ/2)).
+    """
+    p, q = tame(x), tame(y)
+    a, b = c**0.5 * norm(p), c**0.5 * norm(q)
+    ray, way = unit(p), unit(q)
+    sine, cosine = 0.5 * norm(ray - way), 0.5 * norm(ray + way)  # of θ/2
+    gap = _radial_chord(b, a)
+    outward = gap * torch.sqrt(1.0 + 0.25 * gap * gap) - 2.0 * _cosh(a) * b * sine * sine
+    angle = atan2(2.0 * b * sine * cosine, outward)
+    return torch.where(a > tiny(p.dtype), angle, 0.0).squeeze(-1).to(x.dtype)
+
+
+def half_aperture(x: Tensor, c: Curv, k: float = 0.1) -> Tensor:
+    """Half-aperture of the entailment cone at x, asin(2k / sinh ρ), π/2 near the origin: (..., n) -> (...)."""
+    a = c**0.5 * norm(tame(x))
+    highest = 1.0 - torch.finfo(a.dtype).eps  # keeps the gradient of asin finite
+    return torch.asin((2.0 * k / a.clamp_min(tiny(a.dtype))).clamp(max=highest)).squeeze(-1).to(x.dtype)

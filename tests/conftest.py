@@ -1,0 +1,27 @@
+"""Settings that must hold before torch is imported, and the hypothesis profile."""
+
+import os
+
+# oneDNN's bf16 path crashes on some CPUs that advertise AMX; this keeps it to instructions that work.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+
+hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, max_examples=60)
+hypothesis.settings.load_profile("suite")
+torch.set_num_threads(1)
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The larger real data beside the checkout; tests that want it skip where it is absent."""
+    if not SHARED.is_dir():
+        pytest.skip("the larger real data (../shared/data) is not on this machine")
+    return SHARED
