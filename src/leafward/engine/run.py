@@ -1,0 +1,259 @@
+"""The run directory: one folder that tells everything about a run. Imports no torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from leafward.engine.config import config_hash, flatten, parse_yaml, save_yaml, to_dict
+from leafward.errors import DataError, LeafwardError, UsageError
+from leafward.files import finite, replacing, write_json
+
+CONFIG, ENV, METRICS, RESULT, REPORT = "config.yaml", "env.json", "metrics.jsonl", "result.json", "report.html"
+FORMAT = "leafward-run"
+CHECKPOINTS, BOARD, BAD_BATCH = "checkpoints", "tensorboard", "nonfinite-"
+
+
+class RunDirectory:
+    """`config.yaml`, `env.json`, `metrics.jsonl`, `checkpoints/`, `result.json` and `report.html` of one run.
+
+    `writes` is False on ranks other than the first: they see the same directory and leave it alone.
+    """
+
+    def __init__(
+        self, path: str | Path, config: Mapping[str, Any], may_change: Iterable[str] = (), writes: bool = True
+    ):
+        self.path = Path(path)
+        self.config = dict(config)
+        self.may_change = frozenset(may_change)
+        self.writes = writes
+        self._board: Any = None
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        config: Any,
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
+        may_change: Iterable[str] = (),
+    ) -> RunDirectory:
+        """Make the run directory `path` for `config` (a dataclass or a mapping), or take up an unfinished one.
+
+        A finished run is refused unless `overwrite`, an unfinished one unless `resume` (or `overwrite`), and a
+        resumed one must have the configuration that it was started with, but for the dotted paths in `may_change`.
+        """
+        if resume and overwrite:
+            raise UsageError("resume and overwrite exclude each other; give one of them")
+        run = cls(path, to_dict(config), may_change)
+        held = run._held()
+        if held == "other":
+            raise UsageError(f"{run.path} is not empty and not a run directory; give a new path")
+        earlier: list[Any] = []
+        if held and overwrite:
+            run._clear()
+        elif held == "finished":
+            raise UsageError(f"{run.path} holds a finished run; use --overwrite to replace it, or another path")
+        elif held == "unfinished" and not resume:
+            raise UsageError(
+                f"{run.path} holds an unfinished run; use --resume to continue it, or --overwrite to start again"
+            )
+        elif held == "unfinished":
+            run._check_same(cls.open(run.path).config)
+            before = json.loads((run.path / ENV).read_text(encoding="utf-8"))
+            earlier = [*before.pop("earlier", []), before]
+        try:
+            run.checkpoints.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LeafwardError(f"cannot make the run directory {run.path}: {error.strerror or error}") from error
+        # A resumed run may have moved to other hardware or versions; the record of each part is kept.
+        write_json(run.path / ENV, environment(run.config) | ({"earlier": earlier} if earlier else {}))
+        # The configuration comes last: a directory with one is complete enough to be resumed.
+        save_yaml(run.config, run.path / CONFIG)
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunDirectory:
+        """An existing run directory, to read."""
+        path = Path(path)
+        try:
+            text = (path / CONFIG).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{path} is not a run directory: cannot read its {CONFIG} ({error})") from error
+        return cls(path, parse_yaml(text, str(path / CONFIG)))
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / CHECKPOINTS
+
+    @property
+    def report(self) -> Path:
+        return self.path / REPORT
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / RESULT).is_file()
+
+    @property
+    def identity(self) -> str:
+        """Hash of what makes this run this run: its configuration without what may change on resume."""
+        return config_hash(self.config, without=self.may_change)
+
+    def log(self, step: int, values: Mapping[str, Any], time: Mapping[str, float] | None = None) -> None:
+        """Append one line to metrics.jsonl. `time` holds what differs from run to run (seconds, throughput)."""
+        if not self.writes:
+            return
+        record = {"step": step, **values} | ({"time": dict(time)} if time else {})
+        line = json.dumps(finite(record), ensure_ascii=False, allow_nan=False)
+        try:
+            with open(self.path / METRICS, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            raise LeafwardError(f"cannot write {self.path / METRICS}: {error.strerror or error}") from error
+        self._show_on_board(step, values)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The complete lines of metrics.jsonl."""
+        return [record for _, record in self._complete_lines()]
+
+    def rewind(self, step: int) -> None:
+        """Drop the metrics of later steps than `step`, which a resumed run will write again, and a torn last line."""
+        if self.writes and (self.path / METRICS).exists():
+            kept = [line for line, record in self._complete_lines() if record["step"] <= step]
+            with replacing(self.path / METRICS) as temporary:
+                temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Write result.json; from now on the run is finished."""
+        if self.writes:
+            write_json(self.path / RESULT, dict(result))
+            if self._board:
+                self._board.close()
+
+    def result(self) -> dict[str, Any]:
+        try:
+            return json.loads((self.path / RESULT).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self.path} has no readable {RESULT}: {error}") from error
+
+    def _held(self) -> str | None:
+        """What the path holds: None (nothing), "other", "unfinished" or "finished"."""
+        try:
+            names = {entry.name for entry in os.scandir(self.path)}
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise UsageError(f"{self.path} cannot be a run directory: {error.strerror or error}") from error
+        if CONFIG in names and self._has_mark():
+            return "finished" if RESULT in names else "unfinished"
+        # A run killed while its directory was being made leaves these and nothing else.
+        young = {name for name in names if name.startswith((f".{CONFIG}.", f".{ENV}."))}
+        young |= {ENV} if self._has_mark() else set()
+        young |= {CHECKPOINTS} if not any(self.checkpoints.glob("*")) else set()
+        return "other" if names - young else None
+
+    def _has_mark(self) -> bool:
+        """Whether the directory's env.json says that it is a run's, and not somebody's project."""
+        try:
+            return json.loads((self.path / ENV).read_text(encoding="utf-8"))["format"] == FORMAT
+        except (OSError, ValueError, TypeError, KeyError):
+            return False
+
+    def _clear(self) -> None:
+        """Remove what a run wrote and nothing else: the mark of a finished run first, that of a run last."""
+        batches = [path.name for path in self.path.glob(f"{BAD_BATCH}*")]
+        try:
+            for name in (RESULT, CHECKPOINTS, METRICS, REPORT, BOARD, *batches, CONFIG, ENV):
+                path = self.path / name
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+        except OSError as error:
+            raise LeafwardError(f"cannot clear {self.path}: {error.strerror or error}") from error
+
+    def _check_same(self, saved: Mapping[str, Any]) -> None:
+        old, new = flatten(saved), flatten(self.config)
+        changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key, ...) != new.get(key, ...)]
+        refused = [key for key in changed if key not in self.may_change]
+        if refused:
+            shown = ", ".join(f"{key} (was {old.get(key)!r}, now {new.get(key)!r})" for key in refused)
+            raise UsageError(f"{self.path} was started with another configuration: {shown}; resume needs the same one")
+
+    def _complete_lines(self) -> list[tuple[str, dict[str, Any]]]:
+        """Each line as it stands and what it says; a line without its newline was torn by a kill and is left out."""
+        path = self.path / METRICS
+        if not path.exists():
+            return []
+        try:
+            lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+            return [(line, json.loads(line)) for line in lines]
+        except (OSError, ValueError) as error:
+            raise DataError(f"cannot read {path}: {error}") from error
+
+    def _show_on_board(self, step: int, values: Mapping[str, Any]) -> None:
+        """The same numbers for TensorBoard, where it is installed."""
+        if self._board is None:
+            self._board = _board_writer(self.path / BOARD, step)
+        for name, value in values.items():
+            if self._board and isinstance(value, int | float):
+                self._board.add_scalar(name, value, step)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_board": None}
+
+
+def _board_writer(path: Path, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return False
+    return SummaryWriter(str(path), purge_step=step)
+
+
+def environment(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Versions, commit, seeds, hardware and command of this process."""
+    packages = ("leafward", "torch", "numpy", "safetensors", "transformers", "timm")
+    return {
+        "format": FORMAT,
+        "python": platform.python_version(),
+        "versions": {name: version for name in packages if (version := _version(name))},
+        "commit": _commit(),
+        "seed": {path: value for path, value in flatten(config).items() if path.split(".")[-1] == "seed"},
+        "hardware": _hardware(),
+        "argv": sys.argv,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of the working directory, with a + when files differ from it."""
+    command = ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def _hardware() -> dict[str, Any]:
+    hardware: dict[str, Any] = {"platform": platform.platform(), "cpus": os.cpu_count()}
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        hardware["gpus"] = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return hardware
