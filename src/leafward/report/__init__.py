@@ -1,0 +1,72 @@
+"""Figures and self-contained HTML reports; the package knows no system.
+
+Everything is imported on first use, so that `import leafward.report` costs nothing::
+
+    page = Page("Superposition: quick sweep")
+    page.headline([Number("strong exponent", 1.07, interval=(0.95, 1.19))])
+    fig, axes = new_figure()
+    line_with_band(axes, widths, loss, low, high, label="γ = −1")
+    page.figure(fig, "Loss against width")
+    page.write("run/report.html")
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from leafward.report.comparison import compare
+    from leafward.report.figures import (
+        SERIES,
+        colour_css,
+        figure_css,
+        legend,
+        line_with_band,
+        literal,
+        log_axis,
+        new_figure,
+        points_with_bars,
+        save_svg,
+        style,
+        to_svg,
+    )
+    from leafward.report.number import Estimate, Number
+    from leafward.report.page import Page
+    from leafward.report.runs import Run, read_run
+
+__all__ = [
+    "SERIES",
+    "Estimate",
+    "Number",
+    "Page",
+    "Run",
+    "colour_css",
+    "compare",
+    "figure_css",
+    "legend",
+    "line_with_band",
+    "literal",
+    "log_axis",
+    "new_figure",
+    "points_with_bars",
+    "read_run",
+    "save_svg",
+    "style",
+    "to_svg",
+]
+
+_HOME = {"compare": "comparison", "Estimate": "number", "Number": "number", "Page": "page"}
+_HOME |= {"Run": "runs", "read_run": "runs"}  # everything else: figures
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_HOME.get(name, 'figures')}")
+    value = globals()[name] = getattr(module, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
