@@ -1,0 +1,266 @@
+"""A matrix that is read in row slices, and the files it can lie in: `.npy` and safetensors.
+
+Shapes: n rows (tokens, classes, features) of width m. Files are opened anew for every slice, so that no more
+than one slice of a mapped file is ever resident.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+
+from leafward.errors import DataError, UsageError, nearest
+
+SLICE_ROWS = 8192
+FLOATING = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
+
+
+class Rows(Protocol):
+    """Where the rows come from: `read` returns rows [start, stop) in memory that the caller owns."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    def read(self, start: int, stop: int) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One audited matrix: its rows, how many of them count, and what was found out on the way.
+
+    `rows` leaves out vocabulary padding; `gain` (m,) is the final-norm gain folded into every row.
+    """
+
+    target: str
+    tensor: str
+    source: Rows
+    rows: int
+    role: str = "matrix"
+    gain: torch.Tensor | None = None
+    hidden_size: int | None = None
+    notes: tuple[str, ...] = ()
+    slice_rows: int = SLICE_ROWS
+
+    @property
+    def width(self) -> int:
+        return self.source.shape[1]
+
+    @property
+    def stored_rows(self) -> int:
+        return self.source.shape[0]
+
+    def slices(self, device: torch.device, start: int = 0) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield (first row, float32 block (≤ slice_rows, m) on `device`) from row `start` on, gain folded in.
+
+        The block belongs to the caller. A thread reads the next slice while the caller works on this one.
+        """
+        gain = None if self.gain is None else self.gain.to(device)
+        with ThreadPoolExecutor(1) as reader:
+
+            def fetch(first: int) -> Future[torch.Tensor]:
+                return reader.submit(self.source.read, first, min(first + self.slice_rows, self.rows))
+
+            ahead = fetch(start)
+            for first in range(start, self.rows, self.slice_rows):
+                block = ahead.result()
+                if first + self.slice_rows < self.rows:
+                    ahead = fetch(first + self.slice_rows)
+                block = block.to(device).float()  # in this order: the narrow type travels, the device widens it
+                yield first, block if gain is None else block.mul_(gain)
+                del block
+
+
+@dataclass(frozen=True)
+class ArrayRows:
+    """A tensor that is in memory already."""
+
+    array: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.array.shape[0], self.array.shape[1]
+
+    @property
+    def dtype(self) -> str:
+        return str(self.array.dtype).removeprefix("torch.")
+
+    def read(self, start: int, stop: int) -> torch.Tensor:
+        return self.array[start:stop].detach().clone()
+
+
+@dataclass(frozen=True)
+class NpyRows:
+    path: Path
+    shape: tuple[int, int]
+    dtype: str
+
+    def read(self, start: int, stop: int) -> torch.Tensor:
+        stored = np.load(self.path, mmap_mode="r", allow_pickle=False)[start:stop]
+        return torch.from_numpy(np.array(stored, dtype=stored.dtype.newbyteorder("="), order="C"))
+
+
+@dataclass(frozen=True)
+class SafetensorsRows:
+    path: Path
+    name: str
+    shape: tuple[int, int]
+    dtype: str
+
+    def read(self, start: int, stop: int) -> torch.Tensor:
+        with open_safetensors(self.path) as file:
+            return file.get_slice(self.name)[start:stop].clone()
+
+
+def from_array(array: torch.Tensor | np.ndarray, label: str = "array") -> Matrix:
+    """Wrap a 2-D floating tensor or array (n, m)."""
+    if isinstance(array, np.ndarray):
+        check_matrix(label, array.shape, array.dtype.kind == "f" and array.dtype.itemsize <= 8, array.dtype.name)
+        array = torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")))
+    check_matrix(label, tuple(array.shape), array.dtype in FLOATING.values(), str(array.dtype))
+    return Matrix(target=label, tensor=label, source=ArrayRows(array), rows=array.shape[0])
+
+
+def from_npy(path: Path) -> Matrix:
+    """Open a `.npy` matrix; object arrays (pickles inside) are refused by numpy and by us."""
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise DataError(f"{path} is not a plain .npy array, or it is truncated: {error}") from error
+    check_matrix(str(path), array.shape, array.dtype.kind == "f" and array.dtype.itemsize <= 8, array.dtype.name)
+    source = NpyRows(path, (array.shape[0], array.shape[1]), array.dtype.name)
+    return Matrix(target=str(path), tensor=path.stem, source=source, rows=array.shape[0])
+
+
+def check_matrix(label: str, shape: tuple[int, ...], floating: bool, dtype: str) -> None:
+    """Refuse what is not a floating matrix, by name."""
+    if len(shape) != 2:
+        raise DataError(f"{label} has shape {list(shape)}: the audit needs a 2-D matrix (rows × width)")
+    if not floating:
+        raise DataError(
+            f"{label} has type {dtype}: the audit needs float16, bfloat16, float32 or float64; "
+            "dequantise integer or 8-bit weights first"
+        )
+    if min(shape) < 1 or shape[0] < 2:
+        raise DataError(f"{label} has shape {list(shape)}: the audit needs at least two rows and one column")
+
+
+def open_safetensors(path: Path) -> Any:
+    """`safe_open` for torch, which checks the file's size against its header; errors name the file."""
+    if not path.is_file():
+        raise DataError(f"no such file: {path}")
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path} is not a whole safetensors file (truncated or corrupt): {error}") from error
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Tensor names and the safetensors file of each; files are opened only when a tensor is asked for."""
+
+    label: str
+    files: dict[str, Path]
+
+    @staticmethod
+    def of_file(path: Path) -> Catalogue:
+        with open_safetensors(path) as file:
+            return Catalogue(str(path), dict.fromkeys(file.keys(), path))
+
+    @staticmethod
+    def of_index(path: Path) -> Catalogue:
+        """A sharded checkpoint by its `*.index.json`; shards may be absent until they are needed."""
+        weight_map = read_json(path).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+            raise DataError(f"{path} has no 'weight_map' from tensor names to shard files")
+        return Catalogue(str(path.parent), {name: path.parent / file for name, file in weight_map.items()})
+
+    def notes(self) -> tuple[str, ...]:
+        """What to tell about shard files that the index lists and the disk does not hold."""
+        absent = sorted({file.name for file in self.files.values() if not file.is_file()})
+        return (f"shards not present and not needed: {', '.join(absent)}",) if absent else ()
+
+    def header(self, name: str) -> tuple[tuple[int, ...], str]:
+        """(shape, safetensors dtype) of a tensor."""
+        return self._with(name, lambda file: _shape_and_dtype(file, name))
+
+    def load(self, name: str) -> torch.Tensor:
+        """A whole tensor; for the small ones (norm gains)."""
+        return self._with(name, lambda file: file.get_tensor(name).clone())
+
+    def rows(self, name: str) -> SafetensorsRows:
+        """The rows of a floating 2-D tensor."""
+        if name not in self.files:
+            raise UsageError(f"tensor: {self.label} holds no {name!r}; {nearest(name, self.files)}")
+        shape, dtype = self.header(name)
+        check_matrix(f"{self.label}: {name}", shape, dtype in FLOATING, dtype)
+        return SafetensorsRows(self.files[name], name, (shape[0], shape[1]), dtype.lower())
+
+    def matrices(self) -> list[str]:
+        """Names of the floating 2-D tensors with at least two rows, in the files that are here."""
+        found = []
+        for path in sorted(set(self.files.values())):
+            if not path.is_file():
+                continue
+            with open_safetensors(path) as file:
+                for name in file.keys():  # noqa: SIM118 (a safetensors handle, not a dict)
+                    shape, dtype = _shape_and_dtype(file, name)
+                    if len(shape) == 2 and shape[0] > 1 and dtype in FLOATING:
+                        found.append(name)
+        return sorted(found)
+
+    def only_matrix(self) -> str:
+        """The one 2-D floating tensor, or a refusal that lists the candidates."""
+        names = self.matrices()
+        if not names:
+            raise DataError(f"{self.label} holds no 2-D floating tensor with at least two rows")
+        if len(names) > 1:
+            shown = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+            raise UsageError(f"{self.label} holds {len(names)} matrices: choose one with tensor=; {shown}")
+        return names[0]
+
+    def _with(self, name: str, use: Callable[[Any], Any]) -> Any:
+        path = self.files[name]
+        if not path.is_file():
+            raise DataError(f"missing shard {path.name} of {self.label}: it should hold {name!r}")
+        with open_safetensors(path) as file:
+            try:
+                return use(file)
+            except SafetensorError as error:
+                raise DataError(f"{path} does not hold {name!r}, which the index puts there: {error}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file, or an error that names the file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise DataError(f"cannot read {path}: {error}") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{path} should hold a JSON object, found {type(value).__name__}")
+    return value
+
+
+def refuse_pickle(path: Path) -> None:
+    """Pickles run code when they are opened, so no file of that kind is."""
+    if path.suffix.lower() in PICKLES:
+        raise DataError(
+            f"{path} is a pickle (or of a kind that usually is), which can run code when opened: convert it "
+            "to safetensors first, for example with model.save_pretrained or safetensors.torch.save_file"
+        )
+
+
+def _shape_and_dtype(file: Any, name: str) -> tuple[tuple[int, ...], str]:
+    part = file.get_slice(name)
+    return tuple(part.get_shape()), part.get_dtype()
