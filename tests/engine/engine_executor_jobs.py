@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,19 @@ def square(config: dict[str, Any], directory: Path) -> dict[str, Any]:
     if mode == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     return {"square": number**2}
+
+
+def threads(config: dict[str, Any], directory: Path) -> dict[str, Any]:
+    import torch
+
+    return {"threads": torch.get_num_threads()}
+
+
+def wait(config: dict[str, Any], directory: Path) -> dict[str, Any]:
+    with open(directory / "started", "a") as file:
+        file.write("|")
+    time.sleep(60)
+    return {}
 
 
 def not_json(config: dict[str, Any], directory: Path) -> Any:

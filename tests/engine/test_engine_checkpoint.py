@@ -231,6 +231,15 @@ def test_publish_never_replaces_other_things(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(UsageError, match="not empty"):
         publish(Toy(), tmp_path, {})
+    # A model that somebody else keeps there with its tokenizer is not ours to replace either.
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    for name in ("model.safetensors", "tokenizer.json"):
+        (theirs / name).write_text("theirs")
+    with pytest.raises(UsageError, match=r"theirs is not empty.*tokenizer\.json"):
+        publish(Toy(), theirs, {})
+    assert {file.read_text() for file in theirs.iterdir()} == {"theirs"}
+    shutil.rmtree(theirs)
     (tmp_path / "file").write_text("")
     with pytest.raises(LeafwardError, match="file/model"):
         publish(Toy(), tmp_path / "file" / "model", {})

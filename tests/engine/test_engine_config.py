@@ -141,6 +141,12 @@ def test_numbers_in_yaml_without_a_point_are_numbers() -> None:
     assert from_yaml(Inner, "rate: 5E+2\nnames: ['1e3', e1]\n") == Inner(500.0, ("1e3", "e1"))
 
 
+@pytest.mark.parametrize("name", ["1e5", "12345e6", "-1_0E+3", ".5e3", "1e", "0x10", "1:30", "yes", "null", "1."])
+def test_strings_that_look_like_something_else_stay_strings(name: str) -> None:
+    config = Inner(names=(name,))
+    assert from_yaml(Inner, to_yaml(config)) == config
+
+
 @pytest.mark.parametrize("text", ["a: [", "- 1", "just words", ""])
 def test_bad_yaml_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text(text)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import engine_executor_jobs as jobs
 import pytest
 
+from leafward.engine import executor
 from leafward.engine.executor import run_jobs
 from leafward.errors import UsageError
 
@@ -55,6 +60,8 @@ def test_what_cannot_be_a_job_is_refused(tmp_path: Path) -> None:
         ("nowhere:job", "nowhere"),
         ("os:no_such", "no_such"),
         ("os", "module:function"),
+        ("os:sep", "top-level function"),
+        (partial(jobs.square), "functools.partial"),
     ):
         with pytest.raises(UsageError, match=words):
             run_jobs(function, [{}], tmp_path)
@@ -62,6 +69,31 @@ def test_what_cannot_be_a_job_is_refused(tmp_path: Path) -> None:
         run_jobs(jobs.square, [{}], tmp_path, executor="cloud")
     with pytest.raises(UsageError, match="workers"):
         run_jobs(jobs.square, [{}], tmp_path, workers=0)
+
+
+def test_workers_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(executor, "_cores", lambda: 4)
+    assert run_jobs(jobs.threads, [{"a": 1}], tmp_path, workers=2, show=False).results == [{"threads": 2}]
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert run_jobs(jobs.threads, [{"a": 2}], tmp_path, workers=1, show=False).results == [{"threads": 1}]
+
+
+def test_nothing_new_starts_after_control_c(tmp_path: Path) -> None:
+    """The terminal sends SIGINT to all processes; the jobs that die of it must not be tried again."""
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"sys.path.insert(0, {str(Path(jobs.__file__).parent)!r})\n"
+        "from leafward.engine import run_jobs\n"
+        f"run_jobs('engine_executor_jobs:wait', [{{'a': 1}}, {{'a': 2}}], {str(tmp_path)!r}, workers=1, show=False)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not list(tmp_path.glob("*/started")):
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(30) != 0
+    assert [marks.read_text() for marks in tmp_path.glob("*/started")] == ["|"]
 
 
 def test_a_job_must_return_json(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,12 @@ import torch
 from engine_toys import Toy, ToyConfig, ToyTask, record, train
 from torch import nn
 
-from leafward.engine import LoopConfig, Loss, OptimConfig, RunDirectory, fit, load_published
+from leafward.engine import Interrupted, LoopConfig, Loss, OptimConfig, RunDirectory, fit, load_published
 from leafward.engine.blocks import activation_checkpoints, blocks
-from leafward.engine.bookkeeping import Guard
+from leafward.engine.bookkeeping import Best, Guard
 from leafward.engine.loop import to_device
-from leafward.errors import UsageError
+from leafward.errors import DataError, UsageError
+from leafward.files import write_json
 
 QUIET = LoopConfig(steps=4, batch_size=8, log_every=1, device="cpu")
 
@@ -117,6 +120,35 @@ def test_patience_needs_a_monitor_and_the_monitor_an_evaluation(tmp_path: Path) 
 
     with pytest.raises(UsageError, match=r"'lss'.*did you mean 'loss'"):
         _fit(tmp_path / "b", QUIET, Misspelt())
+
+    class Blind:
+        monitor, dataset, loss = "loss", ToyTask().dataset, ToyTask.loss
+
+    with pytest.raises(UsageError, match="monitors 'loss' but has no evaluate"):
+        _fit(tmp_path / "c", QUIET, Blind())
+
+
+def test_an_infinite_evaluation_is_not_the_best_and_a_resumed_run_agrees(tmp_path: Path) -> None:
+    """JSON has no infinity, so that a best value of infinity would not be the same after a resume."""
+    best = Best("loss", "min", None)
+    resumed = Best("loss", "min", None)
+    for step, value in enumerate((math.inf, -math.inf, 3.0, math.inf, 2.0)):
+        assert best.update(step, {"loss": value}) == resumed.update(step, {"loss": value}) == math.isfinite(value)
+        write_json(tmp_path / "best.json", best.state())
+        resumed.restore(json.loads((tmp_path / "best.json").read_text()))
+    assert best.state() == resumed.state() == {"value": 2.0, "step": 4, "stale": 0}
+
+
+def test_a_signal_during_the_last_evaluation_is_not_lost(tmp_path: Path) -> None:
+    class Late(ToyTask):
+        def evaluate(self, model: nn.Module) -> dict[str, float]:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return super().evaluate(model)
+
+    with pytest.raises(Interrupted, match="SIGTERM after step 4"):
+        _fit(tmp_path, QUIET, Late())
+    run = RunDirectory.create(tmp_path, {"loop": vars(QUIET)}, resume=True)
+    assert fit(Toy(), ToyTask(), QUIET, OptimConfig(lr=0.05), run).step == 4
 
 
 def test_data_workers_and_activation_checkpoints_change_nothing(tmp_path: Path) -> None:
@@ -242,6 +274,8 @@ def test_frozen_parameters_stay(tmp_path: Path) -> None:
     _fit(tmp_path, replace(QUIET, ema=0.5), ToyTask(), model=model)
     assert torch.equal(model.blocks[0].linear.weight, before)
     assert not torch.equal(model.head.weight, head)
+    with pytest.raises(UsageError, match="no parameter to train"):
+        _fit(tmp_path / "all", QUIET, ToyTask(), model=model.requires_grad_(False))
 
 
 def test_wrong_losses_are_refused(tmp_path: Path) -> None:
@@ -293,6 +327,25 @@ def test_buffers_tied_weights_and_strides_survive_a_resume(tmp_path: Path) -> No
     assert resumed.blocks[1].linear.weight is resumed.blocks[0].linear.weight
     for name, tensor in whole.state_dict().items():
         assert torch.equal(resumed.state_dict()[name], tensor), name
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    _fit(tmp_path, QUIET, ToyTask())
+
+    def resume() -> None:
+        run = RunDirectory.create(tmp_path, {"loop": vars(QUIET)}, resume=True)
+        fit(Toy(), ToyTask(), QUIET, OptimConfig(lr=0.05), run)
+
+    good = (tmp_path / "metrics.jsonl").read_text()
+    for line in ("[1]", '{"train/loss": 1.0}'):
+        (tmp_path / "metrics.jsonl").write_text(f"{good}{line}\n")
+        with pytest.raises(DataError, match=r"metrics\.jsonl: line 6 is not the record of a step"):
+            resume()
+    (tmp_path / "metrics.jsonl").write_text(good)
+    manifest = tmp_path / "checkpoints" / "step-00000004" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"state": {}}))
+    with pytest.raises(DataError, match=r"step-00000004 is not a checkpoint of this loop.*'window'"):
+        resume()
 
 
 def test_to_device_reaches_into_containers() -> None:

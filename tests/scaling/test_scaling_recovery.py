@@ -19,6 +19,15 @@ def options(method: str) -> dict:
     return {"method": method, **({"resamples": 100} if method == "huber" else {})}
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e160, 1e300])
+def test_the_unit_of_y_does_not_matter(method, scale):
+    fit = fit_power_law(WIDTHS, scale * (3.0 / WIDTHS**0.8 + 0.2), offset=True, **options(method))
+    assert fit.exponent == pytest.approx(0.8, abs=1e-6)
+    assert fit.coefficients["all"] == pytest.approx(3.0 * scale, rel=1e-5)
+    assert fit.offsets["all"] == pytest.approx(0.2 * scale, rel=1e-5)
+
+
 @pytest.mark.parametrize("exponent", [-0.7, 0.02, 1.0, 2.3])
 def test_plain_law(exponent):
     fit = fit_power_law(WIDTHS, 3.0 / WIDTHS**exponent)

@@ -239,6 +239,10 @@ def test_bad_options_are_refused() -> None:
         audit(random_rows(20, 4), device="abacus")
     with pytest.raises(UsageError, match="cpu or cuda"):
         audit(random_rows(20, 4), device="meta")
+    with pytest.raises(UsageError, match=r"target must be .*not list"):
+        audit([[1.0, 2.0]])  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="token_counts must be a list of numbers"):
+        audit(random_rows(20, 4), token_counts=["many"] * 20)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("exact", [False, True])

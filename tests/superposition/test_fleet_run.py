@@ -153,6 +153,7 @@ def test_rates_of_the_large_experiment():
         ([ModelSpec(5)], {"precision": "tf32"}, "cuda"),
         ([ModelSpec(5)], {"device": "meta"}, "device"),
         ([ModelSpec(5)], {"device": "gpu"}, "device"),
+        ([ModelSpec(5)], {"device": "cuda:99"}, "device='cuda:99'"),
         ([ModelSpec(5)], {"batch": 0}, "batch"),
         ([ModelSpec(5)], {"steps": 0}, "steps"),
         ([ModelSpec(5)], {"dataset_rows": 0}, "dataset_rows"),

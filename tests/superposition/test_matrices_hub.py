@@ -143,7 +143,8 @@ def test_vocabulary_length_from_every_source(tmp_path: Path, kind: str) -> None:
         (tmp_path / kind).write_text(json.dumps({f"t{k}": k for k in range(50)}))
         (tmp_path / "added_tokens.json").write_text(json.dumps({"<pad>": 52}))
     elif kind == "vocab.txt":
-        (tmp_path / kind).write_text("\n".join(f"t{k}" for k in range(53)) + "\n")
+        # Some real vocabularies hold characters at which Python, but no tokenizer, ends a line.
+        (tmp_path / kind).write_text("\n".join(f"t\u2028{k}" for k in range(53)) + "\n", encoding="utf-8")
     elif kind == "unigram":
         vocabulary = [[f"t{k}", -1.0] for k in range(53)]
         (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []}))
@@ -206,6 +207,14 @@ def test_a_named_tensor_keeps_all_its_rows(tmp_path: Path) -> None:
     assert open_matrix(tmp_path, tensor="lm_head.weight").rows == 10  # but a head named by hand is still a head
     with pytest.raises(UsageError, match=r"did you mean 'lm_head\.weight'"):
         open_matrix(tmp_path, tensor="lm_haed.weight")
+
+
+@pytest.mark.parametrize("content", ['{"model": null}', '{"model": {"vocab": 3}}', '{"added_tokens": [3]}', "{"])
+def test_a_broken_tokenizer_is_named(tmp_path: Path, content: str) -> None:
+    save(tmp_path, "LlamaConfig", **LLAMA, tie_word_embeddings=False)
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(DataError, match=tmp_path.name):
+        open_matrix(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{"])

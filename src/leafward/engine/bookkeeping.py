@@ -101,13 +101,13 @@ class Best:
         return self.patience is not None and self.stale >= self.patience
 
     def update(self, step: int, values: Mapping[str, float]) -> bool:
-        """Take in an evaluation; True if it is the best so far. NaN never is."""
+        """Take in an evaluation; True if it is the best so far, which a NaN or an infinity never is."""
         if self.monitor is None:
             return False
         if self.monitor not in values:
             raise UsageError(f"the evaluation gave no {self.monitor!r} to monitor; {nearest(self.monitor, values)}")
         value = values[self.monitor]
-        better = not math.isnan(value) and (self.value is None or self.sign * value > self.sign * self.value)
+        better = math.isfinite(value) and (self.value is None or self.sign * value > self.sign * self.value)
         if better:
             self.value, self.step, self.stale = value, step, 0
         else:

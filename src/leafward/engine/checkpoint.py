@@ -183,14 +183,18 @@ def load_weights(path: str | Path, model: nn.Module, cluster: Cluster | None = N
 def publish(model: nn.Module, directory: str | Path, config: Any, cluster: Cluster | None = None) -> None:
     """Write `model.safetensors` and `config.json` to `directory` in one step; call it on every rank.
 
-    Tensors that share memory (tied weights) are stored once; `load_published` gives them all their names back.
+    Tensors that share memory (tied weights) are stored once; `load_published` gives them all their names back. A
+    model published there before is replaced; a directory that holds anything else is refused.
     """
     directory, cluster = Path(directory), cluster or Cluster()
     tensors = {name: _whole(tensor.detach()) for name, tensor in weights(model).items()}
 
     def write() -> None:
-        if directory.exists() and any(directory.iterdir()) and not (directory / WEIGHTS).is_file():
-            raise UsageError(f"{directory} is not empty and holds no published model; give another path")
+        foreign = {entry.name for entry in directory.iterdir()} - {WEIGHTS, CONFIG} if directory.exists() else set()
+        if foreign:
+            raise UsageError(
+                f"{directory} is not empty and not only a published model: {min(foreign)}; give another path"
+            )
         kept = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
         aliases = second_names(model)
         partial = directory.parent / f"{PARTIAL}{directory.name}"

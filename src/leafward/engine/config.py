@@ -159,7 +159,7 @@ def config_hash(config: Any, without: Iterable[str] = ()) -> str:
 
 
 def to_yaml(config: Any) -> str:
-    return _yaml().safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+    return _yaml().dump(to_dict(config), Dumper=_dialect()[1], sort_keys=False, allow_unicode=True)
 
 
 def from_yaml(cls: type[T], text: str, source: str = "the text") -> T:
@@ -171,7 +171,7 @@ def parse_yaml(text: str, source: str = "the text") -> dict[str, Any]:
     """The mapping that YAML `text` holds."""
     yaml = _yaml()
     try:
-        value = yaml.load(text, Loader=_loader())
+        value = yaml.load(text, Loader=_dialect()[0])
     except yaml.YAMLError as error:
         raise DataError(f"{source} is not valid YAML: {error}") from error
     if not isinstance(value, dict):
@@ -210,16 +210,23 @@ def _yaml() -> types.ModuleType:
 
 
 @cache
-def _loader() -> Any:
-    """YAML's safe loader that reads 1e-3 as a number (YAML 1.1, and so PyYAML, reads a string)."""
+def _dialect() -> tuple[Any, Any]:
+    """YAML's safe loader and dumper with 1e-3 as a number (YAML 1.1, and so PyYAML, reads a string).
+
+    The dumper must know as well: it puts quotes around a string that would be read as a number.
+    """
     yaml = _yaml()
 
     class Loader(yaml.SafeLoader):
         pass
 
+    class Dumper(yaml.SafeDumper):
+        pass
+
     number = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789."))
-    return Loader
+    for side in (Loader, Dumper):
+        side.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789."))
+    return Loader, Dumper
 
 
 def _build(cls: type[T], mapping: Any, path: str) -> T:

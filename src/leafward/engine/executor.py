@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -57,7 +58,8 @@ def run_jobs(
 ) -> Jobs:
     """Run `function` (a top-level function or "module:function") once for each of `configs`, `workers` at a time.
 
-    Finished jobs are not run again; a failed one is tried once more and then reported, and the others go on.
+    Finished jobs are not run again; a failed one is tried once more and then reported, and the others go on. Local
+    workers share the cores: each job gets as many threads as there are cores for a worker, unless OMP_NUM_THREADS says.
     """
     if executor not in _EXECUTORS:
         raise UsageError(f"executor must be local or ray, not {executor!r}")
@@ -78,20 +80,32 @@ def run_jobs(
 
 
 def _run_locally(name: str, jobs: Mapping[Path, dict[str, Any]], workers: int) -> Iterator[tuple[Path, str | None]]:
-    pool = ThreadPoolExecutor(workers)
+    # The job must find what this process finds, also modules that only its path knows.
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // workers)))
+    pool, stopping = ThreadPoolExecutor(workers), threading.Event()
     try:
-        waiting = {pool.submit(_attempt_twice, name, config, home): home for home, config in jobs.items()}
+        waiting = {
+            pool.submit(_attempt_twice, name, config, home, environment, stopping): home
+            for home, config in jobs.items()
+        }
         for future in as_completed(waiting):
             yield waiting[future], future.result()
     finally:
-        pool.shutdown(cancel_futures=True)  # after Ctrl-C nothing new starts
+        stopping.set()  # after Ctrl-C nothing new starts, neither a job nor the second attempt at one
+        pool.shutdown(cancel_futures=True)
 
 
-def _attempt_twice(name: str, config: dict[str, Any], home: Path) -> str | None:
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _attempt_twice(
+    name: str, config: dict[str, Any], home: Path, environment: Mapping[str, str], stopping: threading.Event
+) -> str | None:
     """Run one job in a process of its own; None if it succeeded, else the last line of its error."""
     write_json(home / JOB, {"function": name, "config": config})
-    # The job must find what this process finds, also modules that only its path knows.
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     for _ in range(ATTEMPTS):
         with open(home / LOG, "ab") as log:
             command = [sys.executable, "-m", __spec__.name, str(home)]
@@ -100,6 +114,8 @@ def _attempt_twice(name: str, config: dict[str, Any], home: Path) -> str | None:
             return None
         if not (home / ERROR).exists():  # killed, so that it could not say why
             write_text(home / ERROR, f"the process ended with exit code {code}; its output is in {home / LOG}\n")
+        if stopping.is_set():
+            break
     return _last_line(home / ERROR)
 
 
@@ -166,8 +182,11 @@ def _attempt(name: str, config: dict[str, Any], home: str) -> tuple[dict[str, An
 
 def _name_of(function: str | Callable[..., Any]) -> str:
     """ "module:function", checked to lead back to the function."""
-    name = function if isinstance(function, str) else f"{function.__module__}:{function.__qualname__}"
-    if (_resolve(name) is not function and callable(function)) or name.startswith("__main__:"):
+    # What has no name of its own (a partial, an object with __call__) is not found under its description either.
+    module, own = getattr(function, "__module__", ""), getattr(function, "__qualname__", function)
+    name = function if isinstance(function, str) else f"{module}:{own}"
+    found = _resolve(name)
+    if not callable(found) or (callable(function) and found is not function) or name.startswith("__main__:"):
         raise UsageError(f"the job {name} must be a top-level function of a module that other processes can import")
     return name
 

@@ -23,7 +23,7 @@ from leafward.engine.nonfinite import NonFiniteError, bad_gradient, find_cause, 
 from leafward.engine.optim import EMA, adamw, gradients, schedule, squared_norm
 from leafward.engine.progress import Progress
 from leafward.engine.run import BAD_BATCH, RunDirectory
-from leafward.errors import LeafwardError, UsageError
+from leafward.errors import DataError, LeafwardError, UsageError
 
 
 class Task(Protocol):
@@ -107,6 +107,8 @@ class _Trainer:
         self.order = DataOrder(len(task.dataset), loop.batch_size, loop.seed)
         self.micro_batch = self.order.micro_batch(loop.micro_batch, cluster.world)
         self.best = Best(getattr(task, "monitor", None), getattr(task, "mode", "min"), loop.patience)
+        if self.best.monitor is not None and not hasattr(task, "evaluate"):
+            raise UsageError(f"the task monitors {self.best.monitor!r} but has no evaluate() that would give it")
         self.model = model.to(self.device).train()
         self.local_step = _LossModule(self.model, task)
         unused = bool(getattr(task, "unused_parameters", False))
@@ -155,6 +157,10 @@ class _Trainer:
                 self._look(guard, clock, progress)
                 if guard.stop:
                     raise Interrupted(signals.number or signal.SIGTERM, self.step, self.run.path)
+            # A signal during the last evaluation or checkpoint counts too, or what comes after `fit` would start.
+            late = max(self.cluster.gather(signals.number))
+            if late:
+                raise Interrupted(late, self.step, self.run.path)
 
     def finish(self) -> FitResult:
         """Put the weights to be used into the model and say how it went."""
@@ -262,10 +268,14 @@ class _Trainer:
     def _restore(self, found: Manifest) -> None:
         self.checkpointer.load(found.step, self._tensors())
         self.step = found.step
-        self.window.restore(found.state["window"])
-        self.best.restore(found.state["best"])
-        # JSON has no NaN; it was written as null.
-        evaluated = found.state["evaluated"]
+        try:
+            self.window.restore(found.state["window"])
+            self.best.restore(found.state["best"])
+            # JSON has no NaN; it was written as null.
+            evaluated = dict(found.state["evaluated"])
+        except (KeyError, TypeError, ValueError) as error:
+            where = self.checkpointer.path(found.step)
+            raise DataError(f"{where} is not a checkpoint of this loop: its state is damaged at {error}") from error
         self.evaluated = {name: math.nan if value is None else value for name, value in evaluated.items()}
 
     def _tensors(self) -> dict[str, Tensor]:

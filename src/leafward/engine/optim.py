@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from leafward.engine.config import OptimConfig
+from leafward.errors import UsageError
 
 NORMS = (
     nn.LayerNorm,
     nn.RMSNorm,
     nn.GroupNorm,
-    nn.LocalResponseNorm,
     nn.modules.batchnorm._NormBase,
 )
 
@@ -52,9 +52,10 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 def adamw(model: nn.Module, config: OptimConfig, found_bad: Tensor) -> torch.optim.AdamW:
     """Fused AdamW that leaves the weights alone while `found_bad` (a float scalar on the device) is not zero."""
-    optimizer = torch.optim.AdamW(
-        parameter_groups(model, config.weight_decay), lr=config.lr, betas=config.betas, eps=config.eps, fused=True
-    )
+    groups = parameter_groups(model, config.weight_decay)
+    if not groups:
+        raise UsageError("the model has no parameter to train: none requires a gradient")
+    optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
     # The fused kernel reads these two attributes, as torch.amp.GradScaler sets them.
     optimizer.grad_scale = None  # type: ignore[attr-defined]
     optimizer.found_inf = torch.ones_like(found_bad)  # type: ignore[attr-defined]

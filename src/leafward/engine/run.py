@@ -196,9 +196,13 @@ class RunDirectory:
             return []
         try:
             lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
-            return [(line, json.loads(line)) for line in lines]
+            records = [(line, json.loads(line)) for line in lines]
         except (OSError, ValueError) as error:
             raise DataError(f"cannot read {path}: {error}") from error
+        for number, (_, record) in enumerate(records, 1):
+            if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+                raise DataError(f"cannot read {path}: line {number} is not the record of a step")
+        return records
 
     def _show_on_board(self, step: int, values: Mapping[str, Any]) -> None:
         """The same numbers for TensorBoard, where it is installed."""

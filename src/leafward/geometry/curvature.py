@@ -8,8 +8,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from leafward.geometry.scalars import Curv
-
 
 class Curvature(nn.Module):
     """A learned curvature c = low · (high/low)^sigmoid(θ): log space, never outside its bounds, never stuck.
@@ -45,10 +43,10 @@ class Curvature(nn.Module):
         return f"c={self().item():.4g}, low={self.low:g}, high={self.high:g}"
 
 
-def checked(c: Curv | Curvature) -> Curv | Curvature:
-    """`c` as a manifold keeps it; a number that is not a curvature is refused."""
-    if isinstance(c, (Tensor, Curvature)):
+def checked(c: float | Curvature) -> float | Curvature:
+    """`c` as a manifold keeps it; what is not a curvature is refused. (The pure functions also take tensors.)"""
+    if isinstance(c, Curvature):
         return c
-    if not isinstance(c, (int, float)) or not 0.0 < c < math.inf:
-        raise ValueError(f"c must be a positive finite number, a tensor or a Curvature, got {c!r}")
+    if isinstance(c, bool) or not isinstance(c, (int, float)) or not 0.0 < c < math.inf:
+        raise ValueError(f"c must be a positive finite number or a Curvature, got {c!r}")
     return float(c)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from leafward.geometry.scalars import angle, dot, norm, sqrt, tame, tiny, wide
+from leafward.geometry.scalars import angle, dot, norm, polar, sqrt, tame, tiny, wide
 
 
 def dist(x: Tensor, y: Tensor) -> Tensor:
@@ -15,7 +15,7 @@ def dist(x: Tensor, y: Tensor) -> Tensor:
 
 def dist0(x: Tensor) -> Tensor:
     """|x|: (..., n) -> (...)."""
-    return norm(tame(x)).squeeze(-1).to(x.dtype)
+    return polar(x)[1].squeeze(-1).to(x.dtype)
 
 
 def cdist(x: Tensor, y: Tensor, precise: bool = True) -> Tensor:
@@ -51,6 +51,6 @@ def exterior_angle(x: Tensor, y: Tensor, root: Tensor | None = None) -> Tensor:
 
 def half_aperture(x: Tensor, k: float = 0.1) -> Tensor:
     """Half-aperture asin(k/|x|) of a Euclidean cone at x, π/2 near the origin (Ganea et al. 2018, eq. 12)."""
-    length = norm(tame(x))
+    _, length = polar(x)
     highest = 1.0 - torch.finfo(length.dtype).eps
     return torch.asin((k / length.clamp_min(tiny(length.dtype))).clamp(max=highest)).squeeze(-1).to(x.dtype)

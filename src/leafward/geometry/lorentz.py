@@ -27,6 +27,7 @@ from leafward.geometry.scalars import (
     dot,
     largest,
     norm,
+    polar,
     sinhc,
     sqrt,
     tame,
@@ -42,27 +43,27 @@ def _cosh(a: Tensor) -> Tensor:
 
 def time(x: Tensor, c: Curv) -> Tensor:
     """Time coordinate t = √(1/c + |x|²): (..., n) -> (..., 1)."""
-    return (_cosh(c**0.5 * norm(tame(x))) / c**0.5).to(x.dtype)
+    return (_cosh(c**0.5 * polar(x)[1]) / c**0.5).to(x.dtype)
 
 
 def lift(x: Tensor, c: Curv) -> Tensor:
     """The full point [t; x]: (..., n) -> (..., n+1)."""
-    z = tame(x)
-    t = _cosh(c**0.5 * norm(z)) / c**0.5
+    z, r = polar(x)
+    t = _cosh(c**0.5 * r) / c**0.5
     return torch.cat([t, z.expand(*t.shape[:-1], z.shape[-1])], dim=-1).to(x.dtype)
 
 
 def expmap0(v: Tensor, c: Curv) -> Tensor:
     """Exponential map at the origin, x = sinh(√c|v|)/(√c|v|) · v: tangent (..., n) -> space part (..., n)."""
-    z = tame(v)
-    rho, shrink = _saturate(c**0.5 * norm(z), c, v.dtype)
+    z, r = polar(v)
+    rho, shrink = _saturate(c**0.5 * r, c, v.dtype)
     return (sinhc(rho) * shrink * z).to(v.dtype)
 
 
 def expmap0_lifted(v: Tensor, c: Curv) -> Tensor:
     """:func:`expmap0` as a full point, (..., n) -> (..., n+1); the time is cosh(ρ)/√c, with no second norm."""
-    z = tame(v)
-    rho, shrink = _saturate(c**0.5 * norm(z), c, v.dtype)
+    z, r = polar(v)
+    rho, shrink = _saturate(c**0.5 * r, c, v.dtype)
     x = sinhc(rho) * shrink * z
     return torch.cat([(torch.cosh(rho) / c**0.5).expand(*x.shape[:-1], 1), x], dim=-1).to(v.dtype)
 
@@ -77,13 +78,13 @@ def _saturate(rho: Tensor, c: Curv, dtype: torch.dtype) -> tuple[Tensor, Tensor]
 
 def logmap0(x: Tensor, c: Curv) -> Tensor:
     """Logarithm at the origin, v = asinh(√c|x|)/(√c|x|) · x: space part (..., n) -> tangent (..., n)."""
-    z = tame(x)
-    return (asinhc(c**0.5 * norm(z)) * z).to(x.dtype)
+    z, r = polar(x)
+    return (asinhc(c**0.5 * r) * z).to(x.dtype)
 
 
 def dist0(x: Tensor, c: Curv) -> Tensor:
     """Distance to the origin (the radius), asinh(√c|x|)/√c: (..., n) -> (...)."""
-    return (asinh(c**0.5 * norm(tame(x))) / c**0.5).squeeze(-1).to(x.dtype)
+    return (asinh(c**0.5 * polar(x)[1]) / c**0.5).squeeze(-1).to(x.dtype)
 
 
 def _radial_chord(a: Tensor, b: Tensor) -> Tensor:
@@ -95,23 +96,27 @@ def _radial_chord(a: Tensor, b: Tensor) -> Tensor:
     return (a - b) * (1.0 + (a + b) / (big_a + big_b)) * torch.rsqrt(a + big_a) * torch.rsqrt(b + big_b)
 
 
-def _half_chord(x: Tensor, y: Tensor, c: Curv) -> Tensor:
-    """sinh(√c d(x, y)/2) = √c|x−y|_L / 2: (..., n), (..., n) -> (..., 1).
+Polar = tuple[Tensor, Tensor]
+
+
+def _half_chord(x: Polar, y: Polar, c: Curv) -> Tensor:
+    """sinh(√c d(x, y)/2) = √c|x−y|_L / 2, from vectors with their lengths: -> (..., 1).
 
     4 sinh²(√c d/2) = [2 sinh(Δρ/2)]² + 4 sinh ρ_x sinh ρ_y sin²(θ/2): a radial and a lateral square, neither of
     which cancels. The lateral one is c|λx − y/λ|² with λ² = |y|/|x|, which is exact at any radius and keeps the
     right gradient where one point is the origin.
     """
     root = c**0.5
-    r, q = norm(x).clamp_min(tiny(x.dtype)), norm(y).clamp_min(tiny(x.dtype))
+    least = tiny(x[1].dtype)
+    r, q = x[1].clamp_min(least), y[1].clamp_min(least)
     balance = torch.sqrt(q) / torch.sqrt(r)
-    lateral = root * norm(balance * x - y / balance)
+    lateral = root * norm(balance * x[0] - y[0] / balance)
     return 0.5 * sqrt(_radial_chord(root * r, root * q) ** 2 + lateral**2)
 
 
 def dist(x: Tensor, y: Tensor, c: Curv) -> Tensor:
     """Geodesic distance d = 2/√c · asinh(√c|x−y|_L / 2): (..., n), (..., n) -> (...)."""
-    return (2.0 / c**0.5 * asinh(_half_chord(tame(x), tame(y), c))).squeeze(-1).to(x.dtype)
+    return (2.0 / c**0.5 * asinh(_half_chord(polar(x), polar(y), c))).squeeze(-1).to(x.dtype)
 
 
 def cdist(x: Tensor, y: Tensor, c: Curv, precise: bool = True) -> Tensor:
@@ -135,9 +140,9 @@ def inner(x: Tensor, u: Tensor, v: Tensor, c: Curv) -> Tensor:
 
     ⟨u,v⟩_L = u·v − u_t v_t, written as the part across the ray plus the part along it divided by cosh²ρ.
     """
-    z, p, q = tame(x), tame(u), tame(v)
-    a = c**0.5 * norm(z)
-    ray = unit(z)
+    (z, r), p, q = polar(x), tame(u), tame(v)
+    a = c**0.5 * r
+    ray = unit(z, r)
     up, vp = dot(p, ray), dot(q, ray)
     product = dot(p - up * ray, q - vp * ray) + up * vp / (1.0 + a * a)
     return product.squeeze(-1).to(u.dtype)
@@ -145,21 +150,20 @@ def inner(x: Tensor, u: Tensor, v: Tensor, c: Curv) -> Tensor:
 
 def length(x: Tensor, u: Tensor, c: Curv) -> Tensor:
     """Riemannian length of a tangent vector at x: (..., n), (..., n) -> (...)."""
-    z, p = tame(x), tame(u)
-    return _length(z, c**0.5 * norm(z), p).squeeze(-1).to(u.dtype)
+    return _length(polar(x), tame(u), c).squeeze(-1).to(u.dtype)
 
 
-def _length(x: Tensor, a: Tensor, u: Tensor) -> Tensor:
-    ray = unit(x)
+def _length(x: Polar, u: Tensor, c: Curv) -> Tensor:
+    ray = unit(*x)
     along = dot(u, ray)
-    return sqrt(norm(u - along * ray) ** 2 + (along / _cosh(a)) ** 2)
+    return sqrt(norm(u - along * ray) ** 2 + (along / _cosh(c**0.5 * x[1])) ** 2)
 
 
 def expmap(x: Tensor, u: Tensor, c: Curv) -> Tensor:
     """Exponential map at x, cosh(ν) x + sinh(ν)/ν u with ν = √c|u|_L: (..., n), (..., n) -> (..., n)."""
-    z, p = tame(x), tame(u)
-    nu, shrink = _saturate(c**0.5 * _length(z, c**0.5 * norm(z), p), c, x.dtype)
-    return tame(torch.cosh(nu) * z + sinhc(nu) * shrink * p).to(x.dtype)
+    z, p = polar(x), tame(u)
+    nu, shrink = _saturate(c**0.5 * _length(z, p, c), c, x.dtype)
+    return tame(torch.cosh(nu) * z[0] + sinhc(nu) * shrink * p).to(x.dtype)
 
 
 def logmap(x: Tensor, y: Tensor, c: Curv) -> Tensor:
@@ -168,9 +172,9 @@ def logmap(x: Tensor, y: Tensor, c: Curv) -> Tensor:
     With δ = √c d the textbook form δ/sinh δ · (y − cosh δ · x) is (y − x)/sinhc δ − δ tanh(δ/2) x, which is
     exactly zero at y = x.
     """
-    p, q = tame(x), tame(y)
+    p, q = polar(x), polar(y)
     delta = 2.0 * asinh(_half_chord(p, q, c))
-    return ((q - p) / sinhc(delta) - delta * torch.tanh(0.5 * delta) * p).to(x.dtype)
+    return ((q[0] - p[0]) / sinhc(delta) - delta * torch.tanh(0.5 * delta) * p[0]).to(x.dtype)
 
 
 def geodesic(x: Tensor, y: Tensor, fraction: Curv, c: Curv) -> Tensor:
@@ -178,13 +182,14 @@ def geodesic(x: Tensor, y: Tensor, fraction: Curv, c: Curv) -> Tensor:
 
     [sinh((1−f)δ) x + sinh(fδ) y] / sinh δ; `fraction` is a number or broadcasts against (..., 1).
     """
-    p, q = tame(x), tame(y)
-    delta = (2.0 * asinh(_half_chord(p, q, c))).clamp_min(tiny(p.dtype))
+    p, q = polar(x), polar(y)
+    delta = 2.0 * asinh(_half_chord(p, q, c))
+    delta = delta.clamp_min(tiny(delta.dtype))
 
     def share(f: Curv) -> Tensor:  # sinh(f δ) / sinh δ without overflow
         return torch.exp((f - 1.0) * delta) * torch.expm1(-2.0 * f * delta) / torch.expm1(-2.0 * delta)
 
-    return tame(share(1.0 - fraction) * p + share(fraction) * q).to(x.dtype)
+    return tame(share(1.0 - fraction) * p[0] + share(fraction) * q[0]).to(x.dtype)
 
 
 def transport(x: Tensor, y: Tensor, u: Tensor, c: Curv) -> Tensor:
@@ -192,18 +197,18 @@ def transport(x: Tensor, y: Tensor, u: Tensor, c: Curv) -> Tensor:
 
     u + c⟨y,u⟩_L / (1 + cosh δ) · (x + y), with ⟨y,u⟩_L = ⟨y−x,u⟩_L since u is tangent at x.
     """
-    p, q, w = tame(x), tame(y), tame(u)
-    tp, tq = time(p, c), time(q, c)
+    (p, r), (q, s), w = polar(x), polar(y), tame(u)
+    tp, tq = _cosh(c**0.5 * r) / c**0.5, _cosh(c**0.5 * s) / c**0.5
     gap = q - p
     product = dot(gap, w) - dot(gap, q + p) / (tp + tq) * dot(p, w) / tp
-    half = _half_chord(p, q, c)
+    half = _half_chord((p, r), (q, s), c)
     return (w + c * product / (2.0 + 2.0 * half * half) * (p + q)).to(u.dtype)
 
 
 def transport0(y: Tensor, u: Tensor, c: Curv) -> Tensor:
     """Parallel transport from the origin to y, u + c (y·u)/(1 + √c t) · y: (..., n), (..., n) -> (..., n)."""
-    q, w = tame(y), tame(u)
-    return (w + c * dot(q, w) / (1.0 + c**0.5 * time(q, c)) * q).to(u.dtype)
+    (q, r), w = polar(y), tame(u)
+    return (w + c * dot(q, w) / (1.0 + _cosh(c**0.5 * r)) * q).to(u.dtype)
 
 
 def centroid(x: Tensor, weights: Tensor | None, c: Curv) -> Tensor:
@@ -211,11 +216,12 @@ def centroid(x: Tensor, weights: Tensor | None, c: Curv) -> Tensor:
     the hyperboloid, -> (..., n).
 
     o_t² − |o_s|² = (o_t − |o_s|)(o_t + |o_s|) cancels at large radius. Its first factor is the sum over points of
-    wᵢ(tᵢ − xᵢ·ô) = wᵢ[1/(c(tᵢ + |xᵢ|)) + |xᵢ||x̂ᵢ − ô|²/2], all terms non-negative, so nothing is lost and the
+    wᵢ(tᵢ − xᵢ·ô) = wᵢ[1/(c(tᵢ + |xᵢ|)) + |xᵢ − |xᵢ|ô|²/(2|xᵢ|)], all terms non-negative, so nothing is lost and the
     exact bound −⟨o,o⟩_L ≥ (Σwᵢ)²/c holds by itself.
     """
-    z = c**0.5 * tame(x)  # in units of 1/√c
-    a = norm(z)
+    root = c**0.5
+    z, r = polar(x)
+    a = root * r
     share = _shares(x, weights)
     total = (share * z).sum(dim=-2, keepdim=True)
     reach = norm(total)
@@ -224,10 +230,11 @@ def centroid(x: Tensor, weights: Tensor | None, c: Curv) -> Tensor:
     axis[..., 0] = 1.0
     ray = torch.where(reach > 0, unit(total, reach), axis)
     cosh = _cosh(a)
-    deficit = (share * (1.0 / (cosh + a) + 0.5 * a * norm(unit(z, a) - ray) ** 2)).sum(dim=-2, keepdim=True)
-    squared = deficit * ((share * cosh).sum(dim=-2, keepdim=True) + reach)
-    scale = c**0.5 * torch.sqrt(squared.clamp_min(tiny(z.dtype)))
-    return (total / scale).squeeze(-2).to(x.dtype)
+    astray = norm(torch.addcmul(z, r, ray, value=-1.0))
+    bend = 0.5 * root * astray * (astray / r.clamp_min(tiny(r.dtype)))
+    deficit = (share * (1.0 / (cosh + a) + bend)).sum(dim=-2, keepdim=True)
+    squared = deficit * ((share * cosh).sum(dim=-2, keepdim=True) + root * reach)
+    return (total * torch.rsqrt(squared.clamp_min(tiny(z.dtype)))).squeeze(-2).to(x.dtype)
 
 
 def _shares(x: Tensor, weights: Tensor | None) -> Tensor:
@@ -243,9 +250,9 @@ def residual(x: Tensor, y: Tensor, weight: Curv, c: Curv) -> Tensor:
 
     (x + w y)/(√c|x + w y|_L) with c|x + w y|_L² = (1+w)² + w c|x−y|_L², which does not cancel for w ≥ 0.
     """
-    p, q = tame(x), tame(y)
+    p, q = polar(x), polar(y)
     half = _half_chord(p, q, c)
-    return ((p + weight * q) * torch.rsqrt((1.0 + weight) ** 2 + 4.0 * weight * half * half)).to(x.dtype)
+    return ((p[0] + weight * q[0]) * torch.rsqrt((1.0 + weight) ** 2 + 4.0 * weight * half * half)).to(x.dtype)
 
 
 def rescale(x: Tensor, c: Curv, new_c: Curv) -> Tensor:
@@ -255,8 +262,8 @@ def rescale(x: Tensor, c: Curv, new_c: Curv) -> Tensor:
 
 def to_poincare(x: Tensor, c: Curv) -> Tensor:
     """Isometry to the Poincaré ball, p = x / (1 + √c t): (..., n) -> (..., n)."""
-    z = tame(x)
-    return (z / (1.0 + _cosh(c**0.5 * norm(z)))).to(x.dtype)
+    z, r = polar(x)
+    return (z / (1.0 + _cosh(c**0.5 * r))).to(x.dtype)
 
 
 def exterior_angle(x: Tensor, y: Tensor, c: Curv) -> Tensor:
@@ -265,9 +272,9 @@ def exterior_angle(x: Tensor, y: Tensor, c: Curv) -> Tensor:
     Zero where y lies straight behind x, and by convention where x is the origin. It is
     atan2(sinh ρ_y sin θ, sinh(ρ_y − ρ_x) − 2 cosh ρ_x sinh ρ_y sin²(θ/2)).
     """
-    p, q = tame(x), tame(y)
-    a, b = c**0.5 * norm(p), c**0.5 * norm(q)
-    ray, way = unit(p), unit(q)
+    (p, r), (q, s) = polar(x), polar(y)
+    a, b = c**0.5 * r, c**0.5 * s
+    ray, way = unit(p, r), unit(q, s)
     sine, cosine = 0.5 * norm(ray - way), 0.5 * norm(ray + way)  # of θ/2
     gap = _radial_chord(b, a)
     outward = gap * torch.sqrt(1.0 + 0.25 * gap * gap) - 2.0 * _cosh(a) * b * sine * sine
@@ -277,6 +284,6 @@ def exterior_angle(x: Tensor, y: Tensor, c: Curv) -> Tensor:
 
 def half_aperture(x: Tensor, c: Curv, k: float = 0.1) -> Tensor:
     """Half-aperture of the entailment cone at x, asin(2k / sinh ρ), π/2 near the origin: (..., n) -> (...)."""
-    a = c**0.5 * norm(tame(x))
+    a = c**0.5 * polar(x)[1]
     highest = 1.0 - torch.finfo(a.dtype).eps  # keeps the gradient of asin finite
     return torch.asin((2.0 * k / a.clamp_min(tiny(a.dtype))).clamp(max=highest)).squeeze(-1).to(x.dtype)

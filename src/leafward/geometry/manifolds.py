@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from leafward.geometry import euclidean, lorentz, poincare
 from leafward.geometry.curvature import Curvature, checked
 from leafward.geometry.sampling import ball_radius, directions
-from leafward.geometry.scalars import Curv, dot
+from leafward.geometry.scalars import Curv, dot, sqrt, wide
 
 
 class Manifold(nn.Module, ABC):
@@ -90,7 +90,7 @@ class Manifold(nn.Module, ABC):
 
     def norm(self, x: Tensor, u: Tensor) -> Tensor:
         """Riemannian length of a tangent vector at x: (..., m), (..., m) -> (...)."""
-        return self.inner(x, u, u).clamp_min(0.0).sqrt()
+        return sqrt(self.inner(x, wide(u), wide(u))).to(u.dtype)
 
     def random_normal(
         self,
@@ -109,6 +109,8 @@ class Manifold(nn.Module, ABC):
 
     def random_uniform(self, *shape: int, radius: float, generator: torch.Generator | None = None) -> Tensor:
         """Uniform in volume over the ball of given radius about the origin: -> (*shape[:-1], m); `shape` ends in n."""
+        if not shape:
+            raise ValueError("shape must end in the dimension n, got no numbers")
         if not radius > 0.0:
             raise ValueError(f"radius must be positive, got {radius}")
         like = _like(None, generator)
@@ -127,9 +129,9 @@ def _like(x: Tensor | None, generator: torch.Generator | None) -> dict:
 
 
 class _Curved(Manifold):
-    """What the two hyperbolic models share: the curvature, a number, a tensor or a :class:`Curvature`."""
+    """What the two hyperbolic models share: the curvature, a number or a learned :class:`Curvature`."""
 
-    def __init__(self, c: Curv | Curvature = 1.0) -> None:
+    def __init__(self, c: float | Curvature = 1.0) -> None:
         super().__init__()
         self._c = checked(c)
 
@@ -323,7 +325,7 @@ class Euclidean(Manifold):
         return x
 
     def inner(self, x: Tensor, u: Tensor, v: Tensor) -> Tensor:
-        return dot(u, v).squeeze(-1)
+        return dot(wide(u), wide(v)).squeeze(-1).to(u.dtype)
 
     def expmap0(self, v: Tensor) -> Tensor:
         return v

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from leafward.geometry import lorentz
-from leafward.geometry.scalars import Curv, asinh, atanhc, dot, norm, sqrt, tame, tanhc, tiny, wide
+from leafward.geometry.scalars import Curv, asinh, atanhc, dot, norm, polar, sqrt, tame, tanhc, tiny, wide
 
 
 def edge(dtype: torch.dtype) -> float:
@@ -20,12 +20,18 @@ def edge(dtype: torch.dtype) -> float:
     return 1.0 - 4.0 * torch.finfo(dtype).eps
 
 
-def _polar(p: Tensor, c: Curv, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Length a = √c|p| inside the edge, and the factor s with |s·p| = a: (..., n) -> (..., 1), (..., 1)."""
-    full = c**0.5 * norm(p)
+def _polar(p: Tensor, c: Curv) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of p (..., n), their lengths a = √c|p| inside the edge, and the factors that took them there (..., 1)."""
+    z, length = polar(p)
+    a, shrink = _within(c**0.5 * length, p.dtype)
+    return z, a, shrink
+
+
+def _within(a: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Length a inside the edge of a type, and the factor that took it there."""
     limit = edge(dtype)
-    shrink = limit / full.clamp_min(limit)
-    return full * shrink, c**0.5 * shrink
+    shrink = limit / a.clamp_min(limit)
+    return a * shrink, shrink
 
 
 def _room(a: Tensor) -> Tensor:
@@ -33,47 +39,47 @@ def _room(a: Tensor) -> Tensor:
     return (1.0 - a) * (1.0 + a)
 
 
-def _inside(p: Tensor, c: Curv, dtype: torch.dtype) -> Tensor:
-    _, s = _polar(p, c, dtype)
-    return (p * (s / c**0.5)).to(dtype)
-
-
 def project(p: Tensor, c: Curv) -> Tensor:
     """`p` (..., n), pulled back along its ray where it is beyond the edge; else unchanged."""
-    return _inside(tame(p), c, p.dtype)
+    return _inside(p, c, p.dtype)
+
+
+def _inside(p: Tensor, c: Curv, dtype: torch.dtype) -> Tensor:
+    z, length = polar(p)
+    return (_within(c**0.5 * length, dtype)[1] * z).to(dtype)
 
 
 def conformal(p: Tensor, c: Curv) -> Tensor:
     """Conformal factor λ_p = 2 / (1 − c|p|²): (..., n) -> (..., 1)."""
-    a, _ = _polar(tame(p), c, p.dtype)
+    _, a, _ = _polar(p, c)
     return (2.0 / _room(a)).to(p.dtype)
 
 
 def expmap0(v: Tensor, c: Curv) -> Tensor:
     """Exponential map at the origin, tanh(√c|v|)/(√c|v|) · v: (..., n) -> (..., n)."""
-    z = tame(v)
-    return _inside(tanhc(c**0.5 * norm(z)) * z, c, v.dtype)
+    z, length = polar(v)
+    rho = c**0.5 * length
+    ratio = tanhc(rho)
+    _, shrink = _within(ratio * rho, v.dtype)
+    return (ratio * shrink * z).to(v.dtype)
 
 
 def logmap0(p: Tensor, c: Curv) -> Tensor:
     """Logarithm at the origin, atanh(√c|p|)/(√c|p|) · p: (..., n) -> (..., n)."""
-    z = tame(p)
-    a, s = _polar(z, c, p.dtype)
-    return (atanhc(a) * (s / c**0.5) * z).to(p.dtype)
+    z, a, shrink = _polar(p, c)
+    return (atanhc(a) * shrink * z).to(p.dtype)
 
 
 def dist0(p: Tensor, c: Curv) -> Tensor:
     """Distance to the origin, 2/√c · atanh(√c|p|): (..., n) -> (...)."""
-    a, _ = _polar(tame(p), c, p.dtype)
+    _, a, _ = _polar(p, c)
     return (2.0 / c**0.5 * atanhc(a) * a).squeeze(-1).to(p.dtype)
 
 
 def dist(p: Tensor, q: Tensor, c: Curv) -> Tensor:
     """Distance 2/√c · asinh(√c|p−q| / √((1−c|p|²)(1−c|q|²))): (..., n), (..., n) -> (...)."""
-    x, y = tame(p), tame(q)
-    a, s = _polar(x, c, p.dtype)
-    b, r = _polar(y, c, q.dtype)
-    half = norm(s * x - r * y) * torch.rsqrt(_room(a)) * torch.rsqrt(_room(b))
+    (x, a, s), (y, b, r) = _polar(p, c), _polar(q, c)
+    half = c**0.5 * norm(s * x - r * y) * torch.rsqrt(_room(a)) * torch.rsqrt(_room(b))
     return (2.0 / c**0.5 * asinh(half)).squeeze(-1).to(p.dtype)
 
 
@@ -120,7 +126,8 @@ def mobius_scale(r: Curv, p: Tensor, c: Curv) -> Tensor:
 
 def mobius_matvec(matrix: Tensor, p: Tensor, c: Curv) -> Tensor:
     """Möbius matrix multiple M ⊗ p = exp₀(M log₀ p): (m, n), (..., n) -> (..., m)."""
-    return expmap0(logmap0(p, c) @ matrix.mT, c)
+    with torch.autocast(p.device.type, enabled=False):
+        return expmap0(logmap0(p, c) @ matrix.to(p.dtype).mT, c)
 
 
 def gyration(p: Tensor, q: Tensor, w: Tensor, c: Curv) -> Tensor:
@@ -165,19 +172,18 @@ def centroid(p: Tensor, weights: Tensor | None, c: Curv) -> Tensor:
 
     ½ ⊗ Σ wᵢλᵢpᵢ / Σ wᵢ(λᵢ − 1), which is the image of the Lorentzian centroid under the isometry.
     """
-    x = project(wide(p), c)
-    share = torch.ones_like(x[..., :1]) if weights is None else wide(weights).to(x.dtype).unsqueeze(-1)
-    factor = conformal(x, c)
-    top = (share * factor * x).sum(dim=-2)
-    mean = top / (share * (factor - 1.0)).sum(dim=-2).clamp_min(tiny(x.dtype))
+    z, a, shrink = _polar(p, c)
+    factor = 2.0 / _room(a)
+    share = torch.ones_like(factor) if weights is None else wide(weights).to(z.dtype).unsqueeze(-1)
+    top = (share * factor * shrink * z).sum(dim=-2)
+    mean = top / (share * (factor - 1.0)).sum(dim=-2).clamp_min(tiny(z.dtype))
     return _inside(mean / (1.0 + sqrt(1.0 - c * dot(mean, mean))), c, p.dtype)
 
 
 def to_lorentz(p: Tensor, c: Curv) -> Tensor:
     """Isometry to the Lorentz model (space part), x = 2p / (1 − c|p|²): (..., n) -> (..., n)."""
-    z = tame(p)
-    a, s = _polar(z, c, p.dtype)
-    return (2.0 / _room(a) * (s / c**0.5) * z).to(p.dtype)
+    z, a, shrink = _polar(p, c)
+    return (2.0 / _room(a) * shrink * z).to(p.dtype)
 
 
 def exterior_angle(p: Tensor, q: Tensor, c: Curv) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from leafward.geometry.manifolds import Manifold
-from leafward.geometry.scalars import Curv, sqrt
+from leafward.geometry.scalars import Curv, sqrt, wide
 
 
 class Product(Manifold):
@@ -52,7 +52,8 @@ class Product(Manifold):
         return torch.cat(self._each(call, *tensors), dim=-1)
 
     def _hypot(self, call: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        return sqrt(torch.stack([d * d for d in self._each(call, *tensors)]).sum(dim=0))
+        squares = torch.stack([wide(d) ** 2 for d in self._each(call, *tensors)])
+        return sqrt(squares.sum(dim=0)).to(tensors[0].dtype)
 
     def project(self, x: Tensor) -> Tensor:
         return self._join(lambda m, x: m.project(x), x)

@@ -35,22 +35,30 @@ def tiny(dtype: torch.dtype) -> float:
     return 1e-150 if dtype == torch.float64 else 1e-18
 
 
-def tame(x: Tensor) -> Tensor:
-    """:func:`wide`, with rows beyond :func:`largest` pulled back along their ray, so that nothing later overflows.
+def polar(x: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`wide` rows, those beyond :func:`largest` pulled back along their ray so that nothing later overflows,
+    and their lengths: (..., n) -> (..., n), (..., 1).
 
-    The length is the largest coordinate (for float16, whose range is small, the norm).
+    A row is beyond if its largest coordinate is (for float16, whose range is small, its norm).
     """
-    z = wide(x)
-    limit = largest(x.dtype)
+    z, limit = wide(x), largest(x.dtype)
+    # Looking at a value is free on the CPU and saves a pass; elsewhere it would wait for the device.
+    if z.device.type == "cpu" and not _traced(z):
+        length = norm(z)
+        if bool((length <= limit).all()):
+            return z, length
     bare = z.detach()
     if x.dtype == torch.float16:
         reach = torch.linalg.vector_norm(bare, dim=-1, keepdim=True)
     else:
         reach = torch.maximum(bare.amax(dim=-1, keepdim=True), -bare.amin(dim=-1, keepdim=True))
-    # Looking at a value is free on the CPU and saves a pass; elsewhere it would wait for the device.
-    if z.device.type == "cpu" and not _traced(z) and float(reach.max()) <= limit:
-        return z
-    return z * (limit / reach.clamp_min(limit))
+    z = z * (limit / reach.clamp_min(limit))
+    return z, norm(z)
+
+
+def tame(x: Tensor) -> Tensor:
+    """The rows of :func:`polar` without their lengths."""
+    return polar(x)[0]
 
 
 def _traced(x: Tensor) -> bool:

@@ -222,6 +222,8 @@ def _fit(
     names: list[str], log_x: Array, base: Array, power: NDArray[np.intp], y: Array, plan: _Plan
 ) -> tuple[Array, Array, Array, list[Interval]]:
     """Exponents (q,), coefficients (J,) in the units of x, fitted values (n,), one interval per exponent."""
+    unit = np.exp(np.log(y).mean())  # y in units of its geometric mean, whose squares neither over- nor underflow
+    y = y / unit
     centre = log_x.mean(axis=0)
     design = Design(log_x - centre, base, power)
     checks.enough_rows("y", len(y), design.n_parameters)
@@ -234,7 +236,7 @@ def _fit(
             raise DataError(f"y does not fall with {name}: the best coefficient of its power law is zero")
     f = (design.columns(a[None])[0] * c).sum(axis=1)
     shift = np.append(centre * a, 0.0)[power]  # undo the centring of ln x; power −1 picks the appended zero
-    return a, c * np.exp(shift), f, intervals
+    return a, unit * c * np.exp(shift), unit * f, intervals
 
 
 def _varpro(design: Design, y: Array, plan: _Plan) -> tuple[Array, Array, list[Interval]]:

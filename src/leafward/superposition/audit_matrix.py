@@ -25,6 +25,7 @@ from leafward.superposition.audit_report import (
     Summary,
 )
 from leafward.superposition.audit_verdict import judge
+from leafward.superposition.devices import compute_device
 from leafward.superposition.matrices import Target, open_matrix
 from leafward.superposition.matrix_files import Matrix
 from leafward.superposition.overlap import (
@@ -66,7 +67,7 @@ def audit(
     """
     if sample < LEAST_SAMPLE:
         raise UsageError(f"sample must be at least {LEAST_SAMPLE} rows, got {sample}")
-    where = _device(device)
+    where = compute_device(device)
     matrix = open_matrix(target, tensor=tensor, fold_norm=fold_norm)
     counts = None if token_counts is None else _read_counts(token_counts, matrix)
     advance = _Progress(progress, _work(matrix, 1 + centre, exact, counts is not None))
@@ -110,20 +111,6 @@ def audit(
         precision="rows and products in float32 (no TF32), sums in float64",
         seed=seed,
     )
-
-
-def _device(device: str | torch.device | None) -> torch.device:
-    if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        where = torch.device(device)
-    except RuntimeError as error:
-        raise UsageError(f"device={device!r} is not a device of torch; allowed: cpu, cuda, cuda:N") from error
-    if where.type not in ("cpu", "cuda"):
-        raise UsageError(f"device={device!r}: the audit accumulates in float64 and runs on cpu or cuda")
-    if where.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device={device!r}: torch finds no CUDA device here")
-    return where
 
 
 class _Progress:
@@ -216,7 +203,10 @@ def _read_counts(given: Counts, matrix: Matrix) -> torch.Tensor:
             given = np.load(path, allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise DataError(f"token_counts: cannot read {path} as a .npy array: {error}") from error
-    counts = torch.as_tensor(given).double().cpu()
+    try:
+        counts = torch.as_tensor(given).double().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"token_counts must be a list of numbers: {error}") from error
     if counts.shape not in ((matrix.rows,), (matrix.stored_rows,)):
         raise DataError(
             f"token_counts has shape {list(counts.shape)}; it needs one count for each of {matrix.rows} rows"

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from leafward.errors import DataError, UsageError, nearest
+from leafward.superposition.devices import compute_device
 from leafward.superposition.laws import Law, frequencies
 from leafward.superposition.measures import describe
 from leafward.superposition.optim import OPTIMISERS
@@ -65,6 +66,8 @@ def width_scaled_rates(width: int) -> dict[str, float]:
 
 def log_steps(steps: int, count: int) -> list[int]:
     """About `count` step numbers from 1 to `steps`, evenly spaced in the logarithm, without repeats."""
+    if steps < 1 or count < 1:
+        raise UsageError(f"steps and count must be at least 1, got {steps} and {count}")
     return sorted({round(step) for step in np.geomspace(1, steps, count)})
 
 
@@ -267,10 +270,7 @@ def _check(models: Sequence[ModelSpec], options: FleetOptions) -> None:
         raise UsageError(f"warmup is a fraction of the steps, 0 to 1, got {options.warmup}")
     if not (math.isfinite(options.loss_scale) and options.loss_scale > 0):
         raise UsageError(f"loss_scale must be a positive number, got {options.loss_scale}")
-    device = options.device.partition(":")[0]
-    if device not in ("cpu", "cuda"):
-        raise UsageError(f"device must be 'cpu' or 'cuda', got {options.device!r}")
-    if options.precision == "tf32" and device != "cuda":
+    if compute_device(options.device).type != "cuda" and options.precision == "tf32":
         raise UsageError("precision 'tf32' needs device 'cuda'")
     for index, model in enumerate(models):
         _check_model(f"model {index}", model, options)

@@ -26,6 +26,8 @@ def open_matrix(target: Target, *, tensor: str | None = None, fold_norm: bool = 
     if isinstance(target, torch.Tensor | np.ndarray):
         _refuse_options("an array", tensor, fold_norm)
         return from_array(target)
+    if not isinstance(target, str | os.PathLike):
+        raise UsageError(f"target must be a path, a zoo name, a tensor or an array, not {type(target).__name__}")
     text = os.fspath(target)
     zoo, colon, name = text.partition(":")
     if colon and zoo in ZOOS:

@@ -74,7 +74,7 @@ def from_checkpoint(path: Path, tensor: str | None, fold_norm: bool) -> Matrix:
         notes.append("no output head is stored and the embeddings are not tied: this is the input embedding")
     gain = None
     if fold_norm:
-        gain, note = _final_gain(catalogue, text.get("model_type", ""), source.shape[1])
+        gain, note = _final_gain(catalogue, text.get("model_type") or "", source.shape[1])
         notes.append(note)
     return Matrix(
         target=str(path),
@@ -171,6 +171,15 @@ def _vocabulary_rows(path: Path, config: dict[str, Any], stored: int) -> tuple[i
 
 def tokenizer_length(path: Path) -> int | None:
     """1 + the largest token id that the tokenizer files of a directory name; None without such files."""
+    try:
+        ids = _token_ids(path)
+    except (AttributeError, TypeError, OSError) as error:
+        raise DataError(f"the tokenizer files in {path} are not as tokenizers write them: {error}") from error
+    return max(ids) + 1 if ids else None
+
+
+def _token_ids(path: Path) -> set[int]:
+    """The token ids that the files name, or of a plain list of tokens the last one."""
     ids: set[int] = set()
     if (path / "tokenizer.json").is_file():
         tokenizer = read_json(path / "tokenizer.json")
@@ -180,15 +189,16 @@ def tokenizer_length(path: Path) -> int | None:
     elif (path / "vocab.json").is_file():
         ids |= _ids(read_json(path / "vocab.json"))
     elif (path / "vocab.txt").is_file():
-        ids.add(len((path / "vocab.txt").read_text(encoding="utf-8").splitlines()) - 1)
+        # As bytes: a str would also be split at characters such as U+2028, which are tokens.
+        ids.add(len((path / "vocab.txt").read_bytes().splitlines()) - 1)
     if not ids:
-        return None
+        return ids
     if (path / "added_tokens.json").is_file():
         ids |= _ids(read_json(path / "added_tokens.json"))
     if (path / "tokenizer_config.json").is_file():
         added = read_json(path / "tokenizer_config.json").get("added_tokens_decoder", {})
         ids |= {int(key) for key in added if key.isdecimal()}
-    return max(ids) + 1
+    return ids
 
 
 def _ids(vocabulary: dict[str, Any]) -> set[int]:
