@@ -1,0 +1,150 @@
+"""The command line: dispatch and the behaviour that all commands share.
+
+A command is a module of :mod:`leafward.commands` with a dataclass ``Args`` (what tyro parses and documents) and a
+function ``run(args, console) -> dict``. Nothing heavy is imported until the command runs, so ``--help`` is quick.
+
+Shared: ``--json`` puts one JSON object on the last line of stdout (everything else goes to stderr), ``--debug`` shows
+tracebacks. Exit status: 0 done, 1 failed, 2 wrong usage; 130 and 143 after SIGINT and SIGTERM.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from leafward import __version__
+from leafward.errors import LeafwardError, UsageError, nearest
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+COMMANDS = {
+    "demo": "the main job on embedded data, offline, minutes on two cores",
+    "train": "run a recipe: leafward train RECIPE [--preset NAME] [--key value]",
+    "audit": "superposition of a checkpoint, an embedding matrix or a family of them",
+    "report": "one page that compares runs",
+    "bench": "the benchmarks, side by side",
+    "list": "recipes, presets and optional extras",
+    "completion": "print a shell completion script",
+}
+SHARED_FLAGS = {
+    "json": "One JSON object on the last line of stdout; all else goes to stderr.",
+    "debug": "Show the traceback of an error.",
+}
+
+
+def entry() -> None:
+    """Console script."""
+    # oneDNN's bf16 path crashes on some CPUs that advertise AMX; must be set before torch is imported.
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command; returns the exit status."""
+    argv = list(argv)
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if argv[0] in ("-V", "--version"):
+        print(f"leafward {__version__}")
+        return 0
+    as_json, debug = "--json" in argv, "--debug" in argv
+    try:
+        return _dispatch(argv[0], argv[1:], as_json)
+    except BrokenPipeError:  # the reader of a pipe went away; nobody is left to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return _failed("interrupted", 130, as_json)
+    except LeafwardError as error:
+        if debug:
+            traceback.print_exc()
+        status = getattr(error, "exit_code", 2 if isinstance(error, UsageError) else 1)
+        return _failed(str(error), status, as_json)
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        hint = "" if debug else " (--debug shows where)"
+        return _failed(f"unexpected {type(error).__name__}: {error}{hint}", 1, as_json)
+
+
+def overview() -> str:
+    """The text of ``leafward --help``."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
+    return "\n".join(
+        [
+            "leafward: the geometry of representations. Measure, adapt, build.",
+            "",
+            "usage: leafward COMMAND [options]   (leafward COMMAND --help for each)",
+            "",
+            *lines,
+            "",
+            "Every command takes --json (one JSON object on the last line of stdout) and --debug (tracebacks).",
+        ]
+    )
+
+
+def _dispatch(name: str, argv: list[str], as_json: bool) -> int:
+    if name not in COMMANDS:
+        raise UsageError(f"unknown command {name!r}; {nearest(name, COMMANDS)}")
+    module = importlib.import_module(f"leafward.commands.{name}")
+    args = parse(module, name, argv)
+    console = _console(as_json)
+    result = module.run(args, console)
+    if as_json:
+        print(_json(result))
+    return 0
+
+
+def parse(module: ModuleType, name: str, argv: list[str]) -> Any:
+    """The command's ``Args`` from its words. A module may bring its own ``parse(argv)`` (``train``, ``bench``)."""
+    if hasattr(module, "parse"):
+        return module.parse(argv)
+    return parse_into(module.Args, f"leafward {name}", argv, description=COMMANDS[name])
+
+
+def parse_into(cls: type, prog: str, argv: list[str], *, description: str, default: Any = None) -> Any:
+    """`argv` as an instance of a dataclass, with the shared flags taken along. Wrong usage exits with 2."""
+    import dataclasses
+    from typing import Annotated
+
+    import tyro
+
+    given = [] if default is None else [dataclasses.field(default_factory=lambda: default)]
+    fields: list[Any] = [("args", Annotated[cls, tyro.conf.arg(name="")], *given)]
+    for flag, text in SHARED_FLAGS.items():
+        fields.append((flag, Annotated[bool, tyro.conf.arg(help=text)], dataclasses.field(default=False)))
+    whole = dataclasses.make_dataclass("Invocation", fields)
+    config = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes)
+    return tyro.cli(whole, prog=prog, args=argv, description=description, config=config).args
+
+
+def _console(as_json: bool) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=as_json, highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def _json(value: Any) -> str:
+    from leafward.files import finite
+
+    return json.dumps(finite(value), ensure_ascii=False, allow_nan=False, default=str)
+
+
+def _failed(message: str, status: int, as_json: bool) -> int:
+    print(f"leafward: error: {message}", file=sys.stderr)
+    if as_json:
+        print(_json({"error": message, "exit_status": status}))
+    return status
+
+
+if __name__ == "__main__":
+    entry()

@@ -1,0 +1,50 @@
+"""What several commands print for a person."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def show_headline(console: Console, result: dict[str, Any]) -> None:
+    """What a run found: its claims where it has them, else its headline numbers."""
+    from leafward.report import Number
+
+    if result.get("claims"):
+        show_rows(console, list(CLAIM_COLUMNS), claim_rows(result["claims"]))
+        return
+    rows = []
+    for number in map(Number.from_json, result.get("headline", [])):
+        value = "–" if number.value is None else f"{number.value:.4g} {number.unit}".strip()
+        ends = "–" if number.interval is None else "[{:.3g}, {:.3g}]".format(*number.interval)
+        rows.append((number.name, value, ends, number.note))
+    show_rows(console, ["", "value", "95 % interval", "note"], rows)
+
+
+CLAIM_COLUMNS = ("claim", "here", "95 % interval", "verdict")
+
+
+def claim_rows(claims: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """One row for each claim that a run tested or could not test."""
+    return [
+        (
+            claim["claim"],
+            "–" if claim["value"] is None else f"{claim['value']:.3g}",
+            "–" if claim["interval"] is None else "[{:.3g}, {:.3g}]".format(*claim["interval"]),
+            claim["verdict"],
+        )
+        for claim in claims
+    ]
+
+
+def show_rows(console: Console, columns: list[str], rows: list[tuple[str, ...]], title: str = "") -> None:
+    """A plain table; the cells are text, not markup."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(*columns, title=escape(title) if title else None)
+    for row in rows:
+        table.add_row(*(escape(str(cell)) for cell in row))
+    console.print(table)

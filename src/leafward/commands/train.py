@@ -1,0 +1,116 @@
+"""``leafward train RECIPE``: a recipe from a preset or a saved configuration, with any field changed by a flag."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any
+
+from leafward.errors import UsageError, nearest
+from leafward.recipes import RECIPES
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclasses.dataclass
+class Args:
+    recipe: str
+    config: Any
+    out: Path
+    resume: bool
+    overwrite: bool
+
+
+def load_recipe(name: str) -> ModuleType:
+    """The module of a recipe by its name."""
+    if name not in RECIPES:
+        raise UsageError(f"unknown recipe {name!r}; {nearest(name, RECIPES)}")
+    return importlib.import_module(RECIPES[name])
+
+
+def recipe_help() -> str:
+    lines = [f"  {name:<16}{load_recipe(name).SUMMARY}" for name in RECIPES]
+    return "\n".join(
+        ["usage: leafward train RECIPE [--preset NAME | --config FILE] [--out DIR] [--key value]", "", *lines]
+    )
+
+
+def parse(argv: list[str]) -> Args:
+    """The first word is the recipe; a preset or a saved file gives the defaults for the rest."""
+    from leafward.cli import parse_into
+
+    if not argv or argv[0] in ("-h", "--help"):
+        print(recipe_help())
+        sys.exit(0 if argv else 2)
+    name, words = argv[0], argv[1:]
+    recipe = load_recipe(name)
+    preset, file = _value(words, "--preset"), _value(words, "--config")
+    cls = _flags(recipe, name, preset)
+    parsed = parse_into(
+        cls, f"leafward train {name}", words, description=recipe.SUMMARY, default=_default(cls, recipe, preset, file)
+    )
+    out = parsed.out or Path("runs") / f"{name}-{parsed.preset or Path(file or '').stem or 'run'}"
+    return Args(name, parsed.settings, out, parsed.resume, parsed.overwrite)
+
+
+def _flags(recipe: ModuleType, name: str, preset: str | None) -> type:
+    """A dataclass of the shared training flags and, without a prefix, the recipe's own configuration."""
+    import tyro
+
+    def flag(kind: Any, text: str) -> Any:
+        return Annotated[kind, tyro.conf.arg(help=text)]
+
+    presets = ", ".join(recipe.PRESETS)
+    first = next(iter(recipe.PRESETS))
+    return dataclasses.make_dataclass(
+        f"Train{name.title()}",
+        [
+            ("preset", flag(str | None, f"A ready configuration: {presets} (default: {first})."), None),
+            ("config", flag(Path | None, "A saved config.yaml to start from instead of a preset."), None),
+            ("out", flag(Path | None, "The run directory (default: runs/RECIPE-PRESET)."), None),
+            ("resume", flag(bool, "Continue an unfinished run."), False),
+            ("overwrite", flag(bool, "Replace a finished run."), False),
+            (
+                "settings",
+                Annotated[recipe.Config, tyro.conf.arg(name="")],
+                dataclasses.field(default_factory=recipe.Config),
+            ),
+        ],
+    )
+
+
+def _value(words: list[str], flag: str) -> str | None:
+    """The value of a flag that must be known before the rest can be parsed."""
+    for index, word in enumerate(words):
+        if word == flag and index + 1 < len(words):
+            return words[index + 1]
+        if word.startswith(flag + "="):
+            return word.partition("=")[2]
+    return None
+
+
+def _default(cls: type, recipe: ModuleType, preset: str | None, file: str | None) -> Any:
+    if preset is not None and file is not None:
+        raise UsageError("give --preset or --config, not both")
+    if file is not None:
+        from leafward.engine.config import load_yaml
+
+        return cls(config=Path(file), settings=load_yaml(recipe.Config, file))
+    preset = preset or next(iter(recipe.PRESETS))
+    if preset not in recipe.PRESETS:
+        raise UsageError(f"--preset {preset!r} is not a preset of this recipe; {nearest(preset, recipe.PRESETS)}")
+    return cls(preset=preset, settings=recipe.PRESETS[preset]())
+
+
+def run(args: Args, console: Console) -> dict[str, Any]:
+    """Train, then say where everything is."""
+    result = load_recipe(args.recipe).run(args.config, args.out, resume=args.resume, overwrite=args.overwrite)
+    from leafward.commands._show import show_headline
+
+    show_headline(console, result)
+    console.print(f"run directory: {args.out}   report: {args.out / 'report.html'}")
+    return {"run": str(args.out), **result}

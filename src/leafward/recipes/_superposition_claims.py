@@ -1,0 +1,322 @@
+"""The claims of the paper (2505.10465) that a table of trained models can test, each with a number and its interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Row = dict[str, Any]
+Cell = dict[str, Any]
+
+STRONG, WEAK = -0.5, 0.5  # γ at and beyond which the paper finds every row, or about m rows, represented
+LEAST_AMBIGUOUS = 9  # weak cases that the paper shows
+SEEDS = 3  # from which on an interval is over seeds
+HOLDS, FAILS, UNTESTED = "holds", "does not hold", "not tested here"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`name` is short, for a headline; `claim` says what must be true of `value` for the verdict "holds"."""
+
+    name: str
+    claim: str
+    value: float | None
+    interval: tuple[float, float] | None
+    interval_method: str
+    verdict: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over cells with its 95 % interval."""
+
+    value: float
+    interval: tuple[float, float] | None
+    method: str
+
+
+def signed(value: float) -> str:
+    """Three digits, with a true minus sign."""
+    return f"{value:.3g}".replace("-", "−")
+
+
+def regime(decay: float, constraint: str) -> str:
+    """ "strong" for γ < 0 and rows on the sphere, "weak" for γ > 0, else "none"."""
+    if constraint == "sphere" or decay < 0:
+        return "strong"
+    return "weak" if decay > 0 else "none"
+
+
+def theory(alpha: float | None, regime: str) -> float | None:
+    """The paper's exponent: strong max(1, 2(α−1)), weak α−1 for α > 1; 1 for strong models of any other law."""
+    if regime == "strong":
+        return 1.0 if alpha is None else max(1.0, 2 * (alpha - 1))
+    return alpha - 1 if regime == "weak" and alpha is not None and alpha > 1 else None
+
+
+def test(rows: Sequence[Row], cells: Sequence[Cell], features: int, *, squared: bool) -> list[Claim]:
+    """All claims, from the final rows of the models and the fitted cells; `squared`: the loss is the squared error."""
+    strong = [cell for cell in cells if is_strong(cell)]
+    weak = [cell for cell in cells if cell["regime"] == "weak" and (cell["alpha"] or 0) > 1]
+    found = [
+        *_represented(rows, features),
+        _near(
+            "strong exponent, α ≤ 1",
+            "strong exponents are near 1 for α ≤ 1: on average within 0.25 of 1",
+            [cell for cell in strong if cell["alpha"] is not None and cell["alpha"] <= 1],
+            lambda cell: 0.0,
+            centre=1.0,
+            within=0.25,
+        ),
+        _near(
+            "strong exponent, other laws",
+            "strong exponents are near 1 for other laws and 1 < α ≤ 1.4: on average within 0.25 of 1",
+            [cell for cell in strong if cell["alpha"] is None or 1 < cell["alpha"] <= 1.4],
+            lambda cell: 0.0,
+            centre=1.0,
+            within=0.25,
+        ),
+        _steep(strong),
+        _near(
+            "weak exponent − (α−1)",
+            "weak exponents are near α−1 for α > 1: on average within 0.25",
+            weak,
+            lambda cell: cell["alpha"] - 1,
+            centre=0.0,
+            within=0.25,
+        ),
+        _near(
+            "weak exponent − (α−1), clearest cases",
+            f"the same for the {LEAST_AMBIGUOUS} weak cases nearest to m features kept exactly",
+            sorted(weak, key=lambda cell: cell["ambiguity"])[:LEAST_AMBIGUOUS],
+            lambda cell: cell["alpha"] - 1,
+            centre=0.0,
+            within=0.25,
+        ),
+        _order(cells),
+        _near(
+            "exponent of strong rows' overlaps",
+            "the mean squared overlap of rows with norm > 1 falls as 1/m: exponents on average within 0.15 of 1",
+            [{**cell["overlap"], "alpha": cell["alpha"]} for cell in strong],
+            lambda cell: 0.0,
+            centre=1.0,
+            within=0.15,
+        ),
+        _share(
+            "overlaps more even than random",
+            "at γ ≤ −0.556 and α ≤ 1 the squared overlaps of rows with norm > 1 vary less than those of random vectors",
+            [
+                (row, variance_ratio(row) < 1)
+                for row in rows
+                if row["decay"] <= STRONG and row["alpha"] is not None and row["alpha"] <= 1 and crowded(row, features)
+            ],
+            variance_ratio,
+            lambda row: f"{variance_ratio(row):.3g} times the variance of random vectors",
+        ),
+    ]
+    if squared:
+        found.append(
+            _share(
+                "loss above the weak theory",
+                "for γ > 0 losses lie on or above the weak theory ⟨v²⟩ Σ p_i over features not represented (less 5 %)",
+                [(row, row["loss"] >= 0.95 * row["weak_loss"]) for row in rows if row["decay"] > 0 and row["loss"]],
+                lambda row: row["weak_loss"] / row["loss"],
+                lambda row: f"loss {row['loss']:.3g} where the theory has {row['weak_loss']:.3g}",
+            )
+        )
+    return found
+
+
+def crowded(row: Row, features: int) -> bool:
+    """Whether there are more rows with norm > 1 than dimensions; fewer need not overlap at all."""
+    return row["strong_overlap_mean"] is not None and row["phi_one"] * features > row["width"]
+
+
+def variance_ratio(row: Row) -> float:
+    """Variance of the squared overlaps of rows with norm > 1 over that of random vectors."""
+    return row["strong_overlap_variance"] / row["random_overlap_variance"]
+
+
+def is_strong(cell: Cell) -> bool:
+    """Whether the paper's statements on strong superposition are meant for this cell."""
+    return cell["regime"] == "strong" and (cell["decay"] <= STRONG or cell["decay"] == 0)
+
+
+def headline(claims: Iterable[Claim]) -> list[dict[str, Any]]:
+    """The claims that were tested, as headline numbers."""
+    return [
+        {"name": claim.name, "value": claim.value, "interval": claim.interval, "note": claim.verdict}
+        for claim in claims
+        if claim.verdict != UNTESTED
+    ]
+
+
+def _represented(rows: Sequence[Row], features: int) -> list[Claim]:
+    """φ_½ of strong and weak models, at α = 1 (the paper's figure) and for every law."""
+
+    def in_band(row: Row) -> bool:
+        return 0.5 * row["width"] / features <= row["phi_half"] <= 2.5 * row["width"] / features
+
+    def phi(row: Row) -> str:
+        return f"φ½ = {row['phi_half']:.3g} = {row['phi_half'] * features / row['width']:.3g} m/n"
+
+    strong = [(row, row["phi_half"] >= 0.99) for row in rows if row["decay"] <= STRONG]
+    weak = [(row, in_band(row)) for row in rows if row["decay"] >= WEAK]
+    found = []
+    for words, keep in ((", α = 1", lambda row: row["alpha"] == 1), (", all laws", lambda row: True)):
+        found += [
+            _share(
+                f"strong models with φ½ ≥ 0.99{words}",
+                f"φ½ ≥ 0.99 for every γ ≤ −0.556{words}",
+                [pair for pair in strong if keep(pair[0])],
+                lambda row: -row["phi_half"],
+                phi,
+            ),
+            _share(
+                f"weak models with φ½ of about m/n{words}",
+                f"φ½ lies in [m/2n, 2.5 m/n] for every γ ≥ 0.556{words}",
+                [pair for pair in weak if keep(pair[0])],
+                lambda row: abs(math.log(max(row["phi_half"], 0.5 / features) * features / row["width"])),
+                phi,
+            ),
+        ]
+    return found
+
+
+def _share(
+    name: str,
+    claim: str,
+    pairs: Sequence[tuple[Row, bool]],
+    badness: Callable[[Row], float],
+    words: Callable[[Row], str],
+) -> Claim:
+    """The share of models for which it is so, with Wilson's interval; the claim holds if it is so for every one.
+
+    The note tells, in `words`, of the model with the greatest `badness`.
+    """
+    if not pairs:
+        return _untested(name, claim)
+    worst = max((row for row, _ in pairs), key=badness)
+    holding = sum(holds for _, holds in pairs)
+    where = f"m = {worst['width']}, γ = {signed(worst['decay'])}, {worst['law']}"
+    note = f"{holding} of {len(pairs)} models; the least favourable ({where}): {words(worst)}"
+    verdict = HOLDS if holding == len(pairs) else FAILS
+    method = "Wilson, the models as a sample"
+    return Claim(name, claim, holding / len(pairs), _wilson(holding, len(pairs)), method, verdict, note)
+
+
+def _near(
+    name: str,
+    claim: str,
+    cells: Sequence[Cell],
+    target: Callable[[Cell], float],
+    *,
+    centre: float,
+    within: float,
+) -> Claim:
+    """Whether exponent − target is, on average over the cells, `within` a distance of `centre`.
+
+    The distances are averaged, not the values, so that errors of both signs do not cancel.
+    """
+    estimate = mean_exponent(cells, target)
+    if estimate is None:
+        return _untested(name, claim)
+    values = [cell["exponent"] - target(cell) for cell in cells if cell["exponent"] is not None]
+    distance = float(np.mean([abs(value - centre) for value in values]))
+    verdict = HOLDS if distance <= within else FAILS
+    count = f"{len(values)} value" + "s" * (len(values) > 1)
+    note = f"{count}, from {signed(min(values))} to {signed(max(values))}; mean distance {distance:.2g}"
+    return Claim(name, claim, estimate.value, estimate.interval, estimate.method, verdict, note)
+
+
+def _steep(strong: Sequence[Cell]) -> Claim:
+    steep = [cell for cell in strong if (cell["alpha"] or 0) > 1.5]
+    near = _near(
+        "strong exponent − 2(α−1), α > 1.5",
+        "strong exponents go toward 2(α−1) for α > 1.5: on average within 0.4, and exponents are larger than for α ≤ 1",
+        steep,
+        lambda cell: 2 * (cell["alpha"] - 1),
+        centre=0.0,
+        within=0.4,
+    )
+    flat = mean_exponent([cell for cell in strong if cell["alpha"] is not None and cell["alpha"] <= 1])
+    high = mean_exponent(steep)
+    if flat is None or high is None:
+        return near
+    verdict = near.verdict if high.value > flat.value else FAILS
+    note = f"{near.note}; mean exponent {signed(high.value)} against {signed(flat.value)} for α ≤ 1"
+    return Claim(near.name, near.claim, near.value, near.interval, near.interval_method, verdict, note)
+
+
+def _order(cells: Sequence[Cell]) -> Claim:
+    """Strong exponents against weak ones, law by law."""
+    name = "strong − weak exponent"
+    claim = "under every law strong models (γ ≤ −0.556) gain more from width than weak ones (γ > 0)"
+    pairs = []
+    for law in dict.fromkeys(cell["law"] for cell in cells):
+        sides = (
+            [cell for cell in cells if cell["law"] == law and is_strong(cell)],
+            [cell for cell in cells if cell["law"] == law and cell["decay"] > 0],
+        )
+        means = [mean_exponent(side) for side in sides]
+        if means[0] is not None and means[1] is not None:
+            pairs.append((law, means[0].value - means[1].value))
+    if not pairs:
+        return _untested(name, claim)
+    differences = [difference for _, difference in pairs]
+    least = min(pairs, key=lambda pair: pair[1])
+    estimate = _student(differences, f"{len(pairs)} laws")
+    verdict = HOLDS if least[1] > 0 else FAILS
+    note = f"least under {least[0]}: {signed(least[1])}"
+    return Claim(name, claim, estimate.value, estimate.interval, estimate.method, verdict, note)
+
+
+def mean_exponent(cells: Sequence[Cell], target: Callable[[Cell], float] = lambda cell: 0.0) -> Estimate | None:
+    """Mean of exponent − target over cells.
+
+    Seeds are the independent replicates, so with enough of them the interval is over their means; otherwise it is
+    over cells, which share seeds and data, or that of the fit where there is one cell alone.
+    """
+    fitted = [cell for cell in cells if cell["exponent"] is not None]
+    if not fitted:
+        return None
+    by_seed: dict[int, list[float]] = {}
+    for cell in fitted:
+        for each in cell["per_seed"]:
+            by_seed.setdefault(each["seed"], []).append(each["exponent"] - target(cell))
+    whole = [values for values in by_seed.values() if len(values) == len(fitted)]
+    if len(whole) >= SEEDS:
+        return _student([float(np.mean(values)) for values in whole], f"{len(whole)} seeds")
+    if len(fitted) > 1:
+        return _student([cell["exponent"] - target(cell) for cell in fitted], f"{len(fitted)} cells")
+    (cell,) = fitted
+    low, high = cell["interval"]
+    shift = target(cell)
+    return Estimate(cell["exponent"] - shift, (low - shift, high - shift), cell["interval_method"])
+
+
+def _student(values: Sequence[float], unit: str) -> Estimate:
+    from scipy.stats import t
+
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return Estimate(mean, None, "")
+    reach = float(t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
+    return Estimate(mean, (mean - reach, mean + reach), f"Student t over {unit}")
+
+
+def _wilson(count: int, total: int, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share."""
+    share = count / total
+    centre = (share + z**2 / (2 * total)) / (1 + z**2 / total)
+    reach = z / (1 + z**2 / total) * math.sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
+    return max(0.0, centre - reach), min(1.0, centre + reach)
+
+
+def _untested(name: str, claim: str) -> Claim:
+    return Claim(name, claim, None, None, "", UNTESTED, "this run has no model of the kind")

@@ -1,0 +1,148 @@
+"""A grid that is killed, stopped or partly fails: what was done is kept, and the result is the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leafward.engine.config import from_dict, to_dict
+from leafward.errors import LeafwardError
+from leafward.recipes import _superposition_packs as packs
+from leafward.recipes import superposition
+from leafward.recipes.superposition import Config
+
+CONFIG = Config(
+    features=30,
+    widths=(3, 4, 6, 9),
+    decays=(-1.0, 0.6),
+    laws=("power:1", "power:2"),
+    batch=32,
+    steps=1200,
+    axis=("steps",),
+    snapshots=3,
+    pack=4,
+    workers=0,
+    device="cpu",
+    eval_rows=64,
+    checkpoint_every=50,
+)
+PROGRAM = """
+import json, sys
+from leafward.engine import Interrupted
+from leafward.engine.config import from_dict
+from leafward.recipes import superposition
+if __name__ == "__main__":
+    try:
+        superposition.run(from_dict(superposition.Config, json.loads(sys.argv[1])), sys.argv[2])
+    except Interrupted as stopped:
+        sys.exit(stopped.exit_code)
+"""
+
+
+def launch(config: Config, out: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", PROGRAM, json.dumps(to_dict(config)), str(out)])
+
+
+def wait_for(condition: Any, process: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, "the run ended before it could be stopped"
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def without_time(path: Path) -> dict[str, Any]:
+    return {key: value for key, value in json.loads((path / "result.json").read_text()).items() if key != "time"}
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("unbroken") / "run"
+    superposition.run(CONFIG, out)
+    return out
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_stopped_in_the_middle_and_resumed(tmp_path, unbroken, number):
+    out = tmp_path / "run"
+    process = launch(CONFIG, out)
+    wait_for(lambda: len(list(out.glob("checkpoints/*/result.json"))) == 1, process)
+    wait_for(lambda: len(list(out.glob("checkpoints/*/state.safetensors"))) == 2, process)
+    process.send_signal(number)
+    assert process.wait() == (143 if number == signal.SIGTERM else -signal.SIGKILL)
+    assert not (out / "result.json").exists()
+    superposition.run(CONFIG, out, resume=True)
+    assert without_time(out) == without_time(unbroken)
+    assert (out / "metrics.jsonl").read_text() == (unbroken / "metrics.jsonl").read_text()
+    assert not list(out.glob("checkpoints/*/state.safetensors"))
+
+
+@pytest.mark.slow
+def test_processes_stop_with_their_parent_and_give_the_same_result(tmp_path, unbroken):
+    out = tmp_path / "run"
+    config = replace(CONFIG, workers=2, steps=1200)
+    process = launch(config, out)
+    wait_for(lambda: list(out.glob("checkpoints/*/state.safetensors")), process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 143
+    saved = [path.stat().st_mtime_ns for path in out.glob("checkpoints/*/state.safetensors")]
+    time.sleep(1)
+    assert saved == [path.stat().st_mtime_ns for path in out.glob("checkpoints/*/state.safetensors")]
+    superposition.run(replace(config, workers=1), out, resume=True)
+    assert without_time(out) == without_time(unbroken)
+
+
+def test_tables_are_enough_to_finish_elsewhere(tmp_path, unbroken):
+    for name in ("config.yaml", "env.json", "checkpoints/table.json"):
+        (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / name).write_bytes((unbroken / name).read_bytes())
+    superposition.run(CONFIG, tmp_path / "run", resume=True)
+    assert without_time(tmp_path / "run") == without_time(unbroken)
+
+
+def test_failed_pack_is_reported_and_the_others_go_on(tmp_path):
+    planned = packs.plan(replace(CONFIG, steps=20), "cpu")
+    planned[0]["options"] = planned[0]["options"] | {"precision": "tf32"}
+    table = packs.train(planned, tmp_path, workers=0)
+    (failure,) = table["failures"]
+    assert "tf32" in failure["message"]
+    assert "tf32" in Path(failure["trace"]).read_text()
+    assert len({(row["law"], row["decay"], row["width"]) for row in table["rows"]}) == 16 - 4
+    # Nothing is final while a pack is missing: the next attempt trains that one and no other.
+    assert not (tmp_path / "checkpoints" / "table.json").exists()
+    planned[0]["options"] = planned[1]["options"]
+    assert len(packs.train(planned, tmp_path, workers=0)["rows"]) == 16 * len(planned[0]["snapshots"])
+
+
+def test_all_packs_failing_is_an_error(tmp_path):
+    planned = packs.plan(replace(CONFIG, steps=20, laws=("power:1",), pack=8), "cpu")
+    planned[0]["options"] = planned[0]["options"] | {"precision": "tf32"}
+    with pytest.raises(LeafwardError, match=r"every pack failed.*tf32"):
+        packs.train(planned, tmp_path, workers=0)
+
+
+def test_damaged_state_is_named(tmp_path):
+    (pack, *_) = packs.plan(replace(CONFIG, steps=20, laws=("power:1",), pack=8), "cpu")
+    (tmp_path / "state.safetensors").write_bytes(b"not a state")
+    with pytest.raises(LeafwardError, match=r"state\.safetensors"):
+        packs._train(pack, tmp_path, lambda: False)
+
+
+def test_configuration_of_a_resumed_run_must_be_the_same(tmp_path):
+    out = tmp_path / "run"
+    process = launch(CONFIG, out)
+    wait_for(lambda: list(out.glob("checkpoints/*/state.safetensors")), process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    with pytest.raises(LeafwardError, match="batch"):
+        superposition.run(replace(CONFIG, batch=64), out, resume=True)
+    assert from_dict(Config, to_dict(CONFIG)) == CONFIG
