@@ -185,16 +185,15 @@ KERNELS: dict[str, tuple[int, Function]] = {
 COLD_BYTES = 2**30  # inputs in rotation, far more than any cache holds
 
 
-def kernel_time(name: str, rows: int, bandwidth: float, mode: str | None, rounds: int) -> dict[str, object]:
+def kernel_time(name: str, rows: int, bandwidth: float, rounds: int) -> dict[str, object]:
     """Milliseconds of a compiled operation and how many times longer that is than its bytes need.
 
     The fewest bytes: forward reads the inputs and writes the output; backward reads the inputs and the output's
-    gradient and writes the inputs' gradients. Backward alone is the difference of the two measurements. "launched"
-    is timed as Python issues it; "replayed" as a CUDA graph, which leaves out what Python takes.
+    gradient and writes the inputs' gradients. Backward alone is the difference of the two measurements.
     """
     count, function = KERNELS[name]
     torch.compiler.reset()
-    compiled = torch.compile(function, fullgraph=True, mode=mode)
+    compiled = torch.compile(function, fullgraph=True)
     sets = max(2, math.ceil(COLD_BYTES / (4 * rows * WIDTH * count)))
     batches = [
         [(torch.randn(rows, WIDTH, device="cuda") / WIDTH**0.5).requires_grad_() for _ in range(count)]
@@ -203,7 +202,8 @@ def kernel_time(name: str, rows: int, bandwidth: float, mode: str | None, rounds
     output = compiled(*batches[0])
     upstream = torch.randn_like(output)
     inward, outward = 4 * rows * WIDTH * count, output.numel() * 4
-    need = {"forward": inward + outward, "both": inward + outward + 2 * inward + outward}
+    need = {"forward": inward + outward, "backward": 2 * inward + outward}
+    need["both"] = need["forward"] + need["backward"]
 
     def forward() -> None:
         for batch in batches:
@@ -213,34 +213,10 @@ def kernel_time(name: str, rows: int, bandwidth: float, mode: str | None, rounds
         for batch in batches:
             torch.autograd.grad(compiled(*batch), batch, upstream)
 
-    row: dict[str, object] = {"operation": name, "rows": rows, "mode": mode or "default"}
-    for way, timed in (("launched", lambda call: call), ("replayed", replay)):
-        try:
-            ms = {"forward": cuda_ms(timed(forward), rounds) / sets, "both": cuda_ms(timed(both), rounds) / sets}
-        except RuntimeError as error:  # capture may be refused; the other figures stand
-            row[way] = first_line(error)
-            continue
-        ms["backward"] = ms["both"] - ms["forward"]
-        need["backward"] = need["both"] - need["forward"]
-        row[way] = {
-            part: {"ms": ms[part], "times_byte_time": ms[part] / (1e3 * need[part] / bandwidth)}
-            for part in ("forward", "backward", "both")
-        }
-    return row
-
-
-def replay(call: Call) -> Call:
-    """The call captured as a CUDA graph."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
+    ms = {"forward": cuda_ms(forward, rounds) / sets, "both": cuda_ms(both, rounds) / sets}
+    ms["backward"] = ms["both"] - ms["forward"]
+    parts = {part: {"ms": ms[part], "times_byte_time": ms[part] / (1e3 * need[part] / bandwidth)} for part in need}
+    return {"operation": name, "rows": rows, **parts}
 
 
 def table(times: dict[str, dict[str, dict[str, object]]], key: str) -> str:
@@ -302,9 +278,8 @@ def main() -> None:
         bandwidth = copy_bandwidth()
         result["copy_gigabytes_per_second"] = bandwidth / 1e9
         result["kernels"] = [
-            kernel_time(name, rows, bandwidth, mode, rounds)
-            for mode in (None, "max-autotune-no-cudagraphs")
-            for rows in (ROWS, 16 * ROWS)
+            kernel_time(name, rows, bandwidth, rounds)
+            for rows in (ROWS, 16 * ROWS, 64 * ROWS)  # the smallest is bound by launching, not by bytes
             for name in KERNELS
         ]
     print(json.dumps(result, indent=2, ensure_ascii=False))

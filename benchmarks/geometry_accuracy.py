@@ -83,7 +83,7 @@ def ray_pair(radius: float, rows: int = ROWS) -> tuple[Tensor, Tensor]:
 
 
 def near_pair(radius: float) -> tuple[Tensor, Tensor]:
-    """Points 1e-3 apart: a lateral step in the tangent space grows by sinh(r)/r under the map, a radial one does not."""
+    """Points 1e-3 apart: a lateral step in the tangent space grows by sinh(r)/r under the map, a radial one not."""
     ray = reference.directions(ROWS, DIMENSION, 4).double()
     step = reference.directions(ROWS, DIMENSION, 5).double()
     radial = (step * ray).sum(dim=-1, keepdim=True) * ray
