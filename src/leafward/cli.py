@@ -19,24 +19,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from leafward import __version__
+from leafward.commands import COMMANDS
 from leafward.errors import LeafwardError, UsageError, nearest
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-COMMANDS = {
-    "demo": "the main job on embedded data, offline, minutes on two cores",
-    "train": "run a recipe: leafward train RECIPE [--preset NAME] [--key value]",
-    "audit": "superposition of a checkpoint, an embedding matrix or a family of them",
-    "report": "one page that compares runs",
-    "bench": "the benchmarks, side by side",
-    "list": "recipes, presets and optional extras",
-    "completion": "print a shell completion script",
-}
-SHARED_FLAGS = {
-    "json": "One JSON object on the last line of stdout; all else goes to stderr.",
-    "debug": "Show the traceback of an error.",
-}
 
 
 def entry() -> None:
@@ -108,23 +95,9 @@ def parse(module: ModuleType, name: str, argv: list[str]) -> Any:
     """The command's ``Args`` from its words. A module may bring its own ``parse(argv)`` (``train``, ``bench``)."""
     if hasattr(module, "parse"):
         return module.parse(argv)
+    from leafward.commands._parse import parse_into
+
     return parse_into(module.Args, f"leafward {name}", argv, description=COMMANDS[name])
-
-
-def parse_into(cls: type, prog: str, argv: list[str], *, description: str, default: Any = None) -> Any:
-    """`argv` as an instance of a dataclass, with the shared flags taken along. Wrong usage exits with 2."""
-    import dataclasses
-    from typing import Annotated
-
-    import tyro
-
-    given = [] if default is None else [dataclasses.field(default_factory=lambda: default)]
-    fields: list[Any] = [("args", Annotated[cls, tyro.conf.arg(name="")], *given)]
-    for flag, text in SHARED_FLAGS.items():
-        fields.append((flag, Annotated[bool, tyro.conf.arg(help=text)], dataclasses.field(default=False)))
-    whole = dataclasses.make_dataclass("Invocation", fields)
-    config = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes)
-    return tyro.cli(whole, prog=prog, args=argv, description=description, config=config).args
 
 
 def _console(as_json: bool) -> Console:

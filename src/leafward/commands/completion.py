@@ -25,7 +25,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
 
 def _bash() -> str:
     """Completes commands, then recipes and benchmarks, then flags (asked of ``--help``), then file names."""
-    from leafward.cli import COMMANDS
+    from leafward.commands import COMMANDS
     from leafward.recipes import RECIPES
 
     return f"""_leafward() {{

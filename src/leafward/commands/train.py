@@ -41,7 +41,7 @@ def recipe_help() -> str:
 
 def parse(argv: list[str]) -> Args:
     """The first word is the recipe; a preset or a saved file gives the defaults for the rest."""
-    from leafward.cli import parse_into
+    from leafward.commands._parse import parse_into
 
     if not argv or argv[0] in ("-h", "--help"):
         print(recipe_help())
