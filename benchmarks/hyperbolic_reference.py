@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mpmath as mp
 import torch
 from torch import Tensor
 
 mp.mp.dps = 50
+Number = Any  # mpmath has no types; an mpf
 
 
-def _numbers(row: Tensor) -> list[mp.mpf]:
+def _numbers(row: Tensor) -> list[Number]:
     return [mp.mpf(float(value)) for value in row]
 
 
-def _lift(tangent: Tensor, c: mp.mpf) -> list[mp.mpf]:
+def _lift(tangent: Tensor, c: Number) -> list[Number]:
     """exp₀ of a tangent row as the full point [t, s...]."""
     v = _numbers(tangent)
     root = mp.sqrt(c)
@@ -22,18 +25,18 @@ def _lift(tangent: Tensor, c: mp.mpf) -> list[mp.mpf]:
     return [mp.cosh(root * r) / root, *(factor * a for a in v)]
 
 
-def minkowski(x: list[mp.mpf], y: list[mp.mpf]) -> mp.mpf:
+def minkowski(x: list[Number], y: list[Number]) -> Number:
     return -x[0] * y[0] + mp.fsum(a * b for a, b in zip(x[1:], y[1:], strict=True))
 
 
-def distance(u: Tensor, v: Tensor, c: float = 1.0) -> list[mp.mpf]:
+def distance(u: Tensor, v: Tensor, c: float = 1.0) -> list[Number]:
     """Row by row, the distance between exp₀(u) and exp₀(v), by the arcosh definition."""
     curvature = mp.mpf(c)
     pairs = ((_lift(a, curvature), _lift(b, curvature)) for a, b in zip(u, v, strict=True))
     return [mp.acosh(max(-curvature * minkowski(x, y), mp.mpf(1))) / mp.sqrt(curvature) for x, y in pairs]
 
 
-def centroid(tangents: Tensor, weights: Tensor, c: float) -> list[mp.mpf]:
+def centroid(tangents: Tensor, weights: Tensor, c: float) -> list[Number]:
     """Space part of the Lorentzian centroid of exp₀(rows)."""
     curvature = mp.mpf(c)
     points = [_lift(row, curvature) for row in tangents]
@@ -43,7 +46,7 @@ def centroid(tangents: Tensor, weights: Tensor, c: float) -> list[mp.mpf]:
     return [value / scale for value in total[1:]]
 
 
-def exterior_angle(u: Tensor, v: Tensor, c: float) -> mp.mpf:
+def exterior_angle(u: Tensor, v: Tensor, c: float) -> Number:
     """π minus the angle at exp₀(u) of the triangle (origin, exp₀(u), exp₀(v)), by the law of cosines."""
     root = mp.sqrt(mp.mpf(c))
     side_x = root * mp.sqrt(mp.fsum(a * a for a in _numbers(u)))
@@ -53,7 +56,7 @@ def exterior_angle(u: Tensor, v: Tensor, c: float) -> mp.mpf:
     return mp.pi - mp.acos(max(min(cosine, mp.mpf(1)), mp.mpf(-1)))
 
 
-def worst(got: Tensor, expected: list[mp.mpf]) -> float:
+def worst(got: Tensor, expected: list[Number]) -> float:
     """Largest relative error."""
     return max(float(abs(mp.mpf(float(g)) - e) / e) for g, e in zip(got.flatten(), expected, strict=True))
 
