@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 EXTRAS = {
     "lm": ("transformers", "tokenizers"),
     "vision": ("timm", "torchvision", "PIL", "open_clip"),
+    "search": ("faiss",),
     "cluster": ("ray",),
 }
 

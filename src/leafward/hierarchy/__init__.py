@@ -1,0 +1,14 @@
+"""Taxonomies, hierarchical metrics, decisions and retrieval.
+
+from leafward.hierarchy import Taxonomy, metrics, decide, LorentzIndex
+tax = Taxonomy.from_csv("catalogue.csv")
+metrics.evaluate(tax, predicted, true)
+LorentzIndex(H, points).search(queries, k=10)
+"""
+
+from leafward.hierarchy import decisions as decide
+from leafward.hierarchy import metrics
+from leafward.hierarchy.index import Hits, LorentzIndex
+from leafward.hierarchy.taxonomy import Taxonomy
+
+__all__ = ["Hits", "LorentzIndex", "Taxonomy", "decide", "metrics"]
