@@ -47,7 +47,7 @@ def ours() -> dict[str, Contender]:
     space, ball = Lorentz(1.0), PoincareBall(1.0)
     return {
         "leafward Lorentz": Contender(space.expmap0, space.dist, space.cdist, space.centroid),
-        "leafward Lorentz, space parts": Contender(
+        "leafward space parts, fast cdist": Contender(
             lambda v: lorentz.expmap0(v, 1.0),
             lambda x, y: lorentz.dist(x, y, 1.0),
             lambda x, y: lorentz.cdist(x, y, 1.0, precise=False),
@@ -236,24 +236,39 @@ def table(times: dict[str, dict[str, dict[str, object]]], key: str) -> str:
     return markdown(["ms", *names], rows)
 
 
+RIVALS = (
+    ("leafward Lorentz", "geoopt Lorentz"),
+    ("leafward Poincaré", "geoopt Poincaré"),
+    ("leafward Poincaré", "HypLL Poincaré"),
+)
+
+
 def speed_ups(times: dict[str, dict[str, dict[str, object]]], key: str) -> list[dict[str, object]]:
-    """How many times less than each peer each of ours takes, where both run."""
-    return [
-        {"operation": operation, "mode": mode, "ours": mine, "peer": peer, "times_faster": theirs[key] / own[key]}
-        for operation, modes in times.items()
-        for mode, result in modes.items()
-        for mine, own in result.items()
-        for peer, theirs in result.items()
-        if mine.startswith("leafward") and not peer.startswith("leafward")
-        if isinstance(own, dict) and isinstance(theirs, dict)
-    ]
+    """How many times less each of ours takes than the same model of a peer; None where one of them does not run."""
+    rows: list[dict[str, object]] = []
+    for operation, modes in times.items():
+        for mode, result in modes.items():
+            row: dict[str, object] = {"times faster": f"{operation}, {mode}"}
+            for mine, peer in RIVALS:
+                own, theirs = result.get(mine), result.get(peer)
+                ran = isinstance(own, dict) and isinstance(theirs, dict)
+                row[f"{mine} than {peer}"] = theirs[key] / own[key] if ran else None  # pyright: ignore
+            rows.append(row)
+    return rows
+
+
+def speed_up_table(rows: list[dict[str, object]]) -> str:
+    def cell(value: object) -> str:
+        return "" if value is None else value if isinstance(value, str) else f"{value:.1f}"
+
+    return markdown(list(rows[0]), [[cell(value) for value in row.values()] for row in rows])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=15, help="timed calls of each contender")
-    parser.add_argument("--markdown", action="store_true", help="print the table instead of JSON")
+    parser.add_argument("--markdown", action="store_true", help="print tables instead of JSON")
     arguments = parser.parse_args()
     device, rounds = arguments.device, arguments.rounds
     torch.set_num_threads(1)
@@ -264,7 +279,7 @@ def main() -> None:
     }
     key = "cpu_ms" if device == "cpu" else "cuda_ms"
     if arguments.markdown:
-        print(table(times, key))
+        print(table(times, key), speed_up_table(speed_ups(times, key)), sep="\n\n")
         return
     result: dict[str, object] = {
         "device": torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine(),

@@ -84,11 +84,11 @@ def test(rows: Sequence[Row], cells: Sequence[Cell], features: int, *, squared: 
         _steep(strong),
         _near(
             "weak exponent − (α−1)",
-            "weak exponents are near α−1 for α > 1: on average within 0.25",
+            "weak exponents are near α−1 for α > 1: on average within 0.2",
             weak,
             lambda cell: cell["alpha"] - 1,
             centre=0.0,
-            within=0.25,
+            within=0.2,
         ),
         _near(
             "weak exponent − (α−1), clearest cases",
@@ -96,7 +96,7 @@ def test(rows: Sequence[Row], cells: Sequence[Cell], features: int, *, squared: 
             sorted(weak, key=lambda cell: cell["ambiguity"])[:LEAST_AMBIGUOUS],
             lambda cell: cell["alpha"] - 1,
             centre=0.0,
-            within=0.25,
+            within=0.2,
         ),
         _order(cells),
         _near(
@@ -238,11 +238,12 @@ def _steep(strong: Sequence[Cell]) -> Claim:
     steep = [cell for cell in strong if (cell["alpha"] or 0) > 1.5]
     near = _near(
         "strong exponent − 2(α−1), α > 1.5",
-        "strong exponents go toward 2(α−1) for α > 1.5: on average within 0.4, and exponents are larger than for α ≤ 1",
+        "strong exponents go toward 2(α−1) for α > 1.5: on average within 0.35, and exponents are larger than for "
+        "α ≤ 1",
         steep,
         lambda cell: 2 * (cell["alpha"] - 1),
         centre=0.0,
-        within=0.4,
+        within=0.35,
     )
     flat = mean_exponent([cell for cell in strong if cell["alpha"] is not None and cell["alpha"] <= 1])
     high = mean_exponent(steep)
