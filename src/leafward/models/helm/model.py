@@ -1,0 +1,246 @@
+"""HELM as in the paper's figure: embedding, blocks of attention and feed-forward, projection, norm, head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+from leafward.errors import UsageError
+from leafward.models.helm.config import HelmConfig
+from leafward.nn import (
+    Attention,
+    Embedding,
+    FeedForward,
+    Gate,
+    Head,
+    LatentAttention,
+    Linear,
+    MiCE,
+    Residual,
+    RMSNorm,
+    Visible,
+    visible,
+)
+from leafward.nn.rotary import Table
+
+
+class Block(GradientCheckpointingLayer):
+    """x ⊕ attention(norm(x)), then ⊕ feed-forward(norm(·)): (B,T,n) -> (B,T,n) and the balance loss, if any."""
+
+    def __init__(self, config: HelmConfig, index: int) -> None:
+        super().__init__()
+        width, space, eps = config.hidden_size, config.space, config.rms_norm_eps
+        scale = config.residual_scale or (width + 1) ** 0.5 * (1.0 if config.num_experts else 4.0)
+        self.index = index
+        self.attention_norm, self.ffn_norm = RMSNorm(width, eps), RMSNorm(width, eps)
+        self.attention_residual, self.ffn_residual = Residual(scale, space=space), Residual(scale, space=space)
+        self.attention = _attention(config)
+        self.ffn = (
+            MiCE(
+                width,
+                config.expert_size,
+                config.num_experts,
+                config.num_active_experts,
+                config.num_shared_experts,
+                curvatures=(config.expert_curvatures[0], config.expert_curvatures[1]),
+                learn_curvatures=config.learn_curvatures,
+                space=space,
+            )
+            if config.has_experts(index)
+            else FeedForward(width, config.intermediate_size, space)
+        )
+
+    def forward(self, x: Tensor, table: Table, rule: Visible, cache: Cache | None) -> tuple[Tensor, Tensor | None]:
+        store = None if cache is None else partial(cache.update, layer_idx=self.index)
+        x = self.attention_residual(x, self.attention(self.attention_norm(x), table, rule, store))
+        out = self.ffn(self.ffn_norm(x))
+        y, balance = out if isinstance(out, tuple) else (out, None)
+        return self.ffn_residual(x, y), balance
+
+
+def _attention(config: HelmConfig) -> Attention | LatentAttention:
+    width, heads, space = config.hidden_size, config.num_attention_heads, config.space
+    if not config.kv_latent:
+        return Attention(
+            width,
+            heads,
+            head_width=config.head_dim,
+            kv_heads=config.num_key_value_heads,
+            sharpness=config.hope.sharpness,
+            space=space,
+        )
+    return LatentAttention(
+        width,
+        heads,
+        latent=config.kv_latent,
+        nope_width=config.nope_width,
+        rope_width=config.rope_width,
+        value_width=config.value_width,
+        query_latent=config.query_latent,
+        sharpness=config.hope.sharpness,
+        eps=config.rms_norm_eps,
+        space=space,
+    )
+
+
+@dataclass
+class HelmModelOutput(BaseModelOutputWithPast):
+    """With the sum over layers of the gates' balance losses."""
+
+    balance: Tensor | None = None
+
+
+class HelmPreTrainedModel(PreTrainedModel):
+    config: HelmConfig
+    config_class = HelmConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _can_compile_fullgraph = True
+    _no_split_modules = ["Block"]  # noqa: RUF012 (the name and type that transformers reads)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Called by transformers for what a checkpoint did not fill: also for a gate's counter, which none keeps."""
+        if any(getattr(p, "_is_hf_initialized", False) for p in module.parameters(recurse=False)):
+            if isinstance(module, Gate):
+                nn.init.zeros_(module.load)
+        elif callable(reset := getattr(module, "reset_parameters", None)):
+            reset()
+
+
+class HelmModel(HelmPreTrainedModel):
+    """Tokens to the normalised space part that the head reads: (B,T) -> (B,T,n)."""
+
+    def __init__(self, config: HelmConfig) -> None:
+        super().__init__(config)
+        width, space = config.hidden_size, config.space
+        radius = config.embedding_radius or (0.25 if config.tie_word_embeddings else 1.0)
+        self.embed = Embedding(config.vocab_size, width, radius, space=space)
+        self.layers = nn.ModuleList(Block(config, index) for index in range(config.num_hidden_layers))
+        self.project = Linear(width, width, space=space)
+        self.norm = RMSNorm(width, config.rms_norm_eps)
+        self.hope = config.hope
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embed = value
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        documents: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        **_: object,
+    ) -> HelmModelOutput:
+        """`attention_mask` (B,S): 1 for tokens, 0 for padding. `documents` (B,T): ids of packed sequences."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise UsageError("give exactly one of input_ids and inputs_embeds")
+        x = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache()
+        past = past_key_values.get_seq_length() if past_key_values is not None else 0
+        if position_ids is None:
+            position_ids = torch.arange(past, past + x.shape[1], device=x.device)
+        table = self.hope.table(position_ids, x.dtype)
+        rule = self._rule(x, attention_mask, documents, past)
+        states, balance = [x], x.new_zeros((), dtype=torch.float32)
+        for layer in self.layers:
+            x, extra = layer(x, table, rule, past_key_values)
+            balance = balance if extra is None else balance + extra
+            states.append(x)
+        return HelmModelOutput(
+            last_hidden_state=self.norm(self.project(x)),
+            past_key_values=past_key_values,
+            hidden_states=tuple(states) if output_hidden_states else None,  # pyright: ignore[reportArgumentType]
+            balance=balance,
+        )
+
+    def _rule(self, x: Tensor, mask: Tensor | None, documents: Tensor | None, past: int) -> Visible:
+        window, length = self.config.sliding_window, None
+        if documents is not None:
+            if past:
+                raise UsageError("documents are for training; they do not go with a cache that holds tokens")
+            if mask is not None:
+                documents = torch.where(mask.bool(), documents, -1)
+            length = x.shape[1]  # worth a compiled block mask: the shape comes again and again
+        elif mask is not None:
+            documents = mask.long() - 1  # padding is a document of its own
+        return visible(window=window, documents=documents, length=length, device=x.device)
+
+
+class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
+    """HELM with a head: loss by chunks where labels are given, logits in float32 otherwise and in evaluation."""
+
+    _tied_weights_keys = {"head.weight": "model.embed.weight"}  # noqa: RUF012 (as transformers reads it)
+
+    def __init__(self, config: HelmConfig) -> None:
+        super().__init__(config)
+        self.model = HelmModel(config)
+        self.head = Head(config.hidden_size, config.vocab_size, config.head, config.space)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        documents: Tensor | None = None,
+        logits_to_keep: int = 0,
+        output_hidden_states: bool | None = None,
+        **_: object,
+    ) -> CausalLMOutputWithPast:
+        """Labels are the tokens themselves, shifted in here; -100 does not count. In training mode with labels the
+        logits are not returned: they would be the largest tensor by far."""
+        out = self.model(
+            input_ids,
+            attention_mask,
+            position_ids,
+            past_key_values,
+            inputs_embeds,
+            use_cache,
+            documents,
+            output_hidden_states,
+        )
+        s, loss, logits = out.last_hidden_state, None, None
+        if labels is not None:
+            loss = self.head.loss(s[:, :-1], labels[:, 1:])
+            if self.training and self.config.num_experts:
+                loss = loss + self.config.balance_weight * out.balance
+        if labels is None or not self.training:
+            logits = self.head(s[:, -logits_to_keep:] if logits_to_keep else s)
+        return CausalLMOutputWithPast(
+            loss=loss,  # pyright: ignore[reportArgumentType]
+            logits=logits,
+            past_key_values=out.past_key_values,
+            hidden_states=out.hidden_states,
+        )
+
+    def rebalance(self, rate: float = 1e-3) -> None:
+        """Move the gates' biases towards even loads; once per optimiser step."""
+        for module in self.modules():
+            if isinstance(module, Gate):
+                module.rebalance(rate)

@@ -1,0 +1,217 @@
+"""MiCE: a mixture of experts that live in spaces of different curvature (HELM, section on MiCE).
+
+Legend: N tokens, k active experts per token, M = N·k rows (one per token and chosen expert), E routed and S shared
+experts, n width, h hidden width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from leafward.errors import UsageError
+from leafward.geometry import Curvature, lorentz
+from leafward.geometry.scalars import wide
+from leafward.nn.grouped import grouped_matmul
+from leafward.nn.lanes import pad_lanes, working_dtype
+from leafward.nn.space import LORENTZ, Space, positive
+
+
+class Curvatures(Curvature):
+    """One curvature per expert, in log space within bounds, spread evenly there at the start: () -> (count,).
+
+    Fixed unless `trainable`.
+    """
+
+    def __init__(self, count: int, low: float, high: float, trainable: bool = False) -> None:
+        super().__init__(math.sqrt(low * high) if 0 < low < high else low, low, high, trainable)
+        self.theta = nn.Parameter(torch.empty(count), requires_grad=trainable)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        count = self.theta.shape[0]
+        with torch.no_grad():
+            self.theta.copy_(torch.logit((torch.arange(count) + 0.5) / count))
+
+    def extra_repr(self) -> str:
+        return f"count={self.theta.shape[0]}, low={self.low:g}, high={self.high:g}"
+
+
+class Gate(nn.Module):
+    """Chooses k experts per token: (B,T,n) -> experts (B,T,k), weights (B,T,k) summing to one, balance loss.
+
+    p = softmax(s Gᵀ) in float32; the top k of p + bias are chosen and weighted by p, renormalised. `bias` steers the
+    choice only and is moved by :meth:`rebalance`, not by gradients. The balance loss is DeepSeek-V3's, per sequence:
+    Σ_i f_i P_i with f_i the share of choices times E and P_i the mean of p; it is 1 under perfect balance.
+    """
+
+    bias: Tensor
+    load: Tensor
+
+    def __init__(self, width: int, experts: int, active: int) -> None:
+        super().__init__()
+        positive(width=width, experts=experts, active=active)
+        if active > experts:
+            raise UsageError(f"active={active} experts chosen out of only experts={experts}")
+        self.experts, self.active = experts, active
+        self.weight = nn.Parameter(torch.empty(experts, width))
+        self.register_buffer("bias", torch.empty(experts))
+        self.register_buffer("load", torch.empty(experts, dtype=torch.int64), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.weight.shape[1] ** -0.5)
+        nn.init.zeros_(self.bias)
+        nn.init.zeros_(self.load)
+
+    def forward(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        with torch.autocast(s.device.type, enabled=False):
+            p = F.linear(wide(s), self.weight.to(wide(s).dtype)).softmax(dim=-1)
+        chosen = (p.detach() + self.bias).topk(self.active, dim=-1).indices
+        weights = p.gather(-1, chosen)
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+        picks = chosen.flatten(1)
+        counts = torch.zeros_like(p[:, 0]).scatter_add(1, picks, torch.ones_like(picks, dtype=p.dtype))
+        if self.training:
+            self.load += counts.detach().sum(dim=0).long()
+        balance = self.experts / picks.shape[1] * (counts * p.mean(dim=1)).sum(dim=-1).mean()
+        return chosen, weights, balance
+
+    @torch.no_grad()
+    def rebalance(self, rate: float = 1e-3) -> None:
+        """Once per optimiser step: raise the bias of experts below the mean load, lower it above, by `rate`."""
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(self.load)
+        load = self.load.to(self.bias.dtype)
+        self.bias += rate * torch.sign(load.mean() - load)
+        self.load.zero_()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Gate:
+        # Sums of small steps and near-ties of probabilities do not survive a half type.
+        super()._apply(lambda x: _moved_wide(fn, x), recurse)
+        return self
+
+
+def _moved_wide(fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    moved = fn(x)
+    return moved if moved.dtype.itemsize >= 4 else x.to(moved.device)
+
+
+class ExpertBank(nn.Module):
+    """SwiGLU networks side by side, expert e on the hyperboloid of curvature -c_e.
+
+    A point comes over by the homothety √(c/c_e) and goes back by its inverse; between them each expert is a
+    :class:`FeedForward`. Time and bias are lanes of the product, [s; t; 1; 0…], so one grouped GEMM does it all.
+    """
+
+    def __init__(
+        self, experts: int, width: int, hidden: int, curvatures: tuple[float, float], trainable: bool, space: Space
+    ):
+        super().__init__()
+        positive(experts=experts, width=width, hidden=hidden)
+        self.space = space
+        self.curvature = Curvatures(experts, *curvatures, trainable=trainable) if space.curved else None
+        self.up = ExpertLinear(experts, width, 2 * hidden, space)
+        self.down = ExpertLinear(experts, hidden, width, space)
+
+    def forward(self, s: Tensor, expert: Tensor, matmul: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """s (..., n), expert (...) -> (..., n); `matmul` multiplies rows by the matrix of their expert."""
+        if self.curvature is None:
+            gate, value = self.up(s, None, matmul).chunk(2, dim=-1)
+            return self.down(F.silu(gate) * value, None, matmul)
+        c = self.curvature().to(wide(s).dtype)[expert].unsqueeze(-1)
+        over = torch.sqrt(self.space.c / c)
+        gate, value = self.up(over * s, c, matmul).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * value, c, matmul) / over
+
+
+class ExpertLinear(nn.Module):
+    """:class:`Linear` for each of E experts."""
+
+    def __init__(self, experts: int, in_features: int, out_features: int, space: Space) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, in_features, out_features))
+        self.time_weight = nn.Parameter(torch.empty(experts, 1, out_features)) if space.curved else None
+        self.bias = nn.Parameter(torch.empty(experts, 1, out_features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.weight.shape[1] ** -0.5)
+        nn.init.zeros_(self.bias)
+        if self.time_weight is not None:
+            nn.init.zeros_(self.time_weight)
+
+    def forward(self, s: Tensor, c: Tensor | None, matmul: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """s (..., in), c (..., 1) -> (..., out)."""
+        dtype = working_dtype(s)
+        lanes = [s, torch.ones_like(s[..., :1])]
+        blocks = [self.weight, self.bias]
+        if c is not None and self.time_weight is not None:
+            lanes.insert(1, lorentz.time(wide(s), c))
+            blocks.insert(1, self.time_weight)
+        x = pad_lanes([lane.to(dtype) for lane in lanes])
+        weight = pad_lanes([block.to(dtype).mT for block in blocks]).mT
+        return matmul(x, weight)
+
+
+class MiCE(nn.Module):
+    """Mixture of curvature experts (B,T,n) -> (B,T,n) and the balance loss (see :class:`Gate`).
+
+    Every token goes to its k routed experts, none is dropped, and to all shared ones. The output is one Lorentzian
+    centroid of all of them, routed experts weighted by the gate and shared ones by one: it does not depend on
+    their order. In the Euclidean twin it is the plain weighted sum.
+
+    Curvatures are spread evenly in log space within `curvatures`, fixed, or learned within these bounds.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        experts: int,
+        active: int,
+        shared: int = 0,
+        curvatures: tuple[float, float] = (0.2, 5.0),
+        learn_curvatures: bool = False,
+        space: Space = LORENTZ,
+    ) -> None:
+        super().__init__()
+        self.space = space
+        self.gate = Gate(width, experts, active)
+        self.routed = ExpertBank(experts, width, hidden, curvatures, learn_curvatures, space)
+        self.shared = ExpertBank(shared, width, hidden, curvatures, learn_curvatures, space) if shared else None
+
+    def forward(self, s: Tensor) -> tuple[Tensor, Tensor]:
+        chosen, weights, balance = self.gate(s)
+        rows, share = s.flatten(0, 1), weights.flatten(0, 1)
+        points = self._routed(rows, chosen.flatten(0, 1))
+        if self.shared is not None:
+            everywhere = self._shared(self.shared, rows)
+            points = torch.cat([points, everywhere], dim=1)
+            share = torch.cat([share, torch.ones_like(share[:, :1]).expand(-1, everywhere.shape[1])], dim=1)
+        if self.space.curved:
+            out = lorentz.centroid(points, share, self.space.c)
+        else:
+            out = (share.unsqueeze(-1) * points).sum(dim=1)
+        return out.to(s.dtype).view_as(s), balance
+
+    def _routed(self, s: Tensor, chosen: Tensor) -> Tensor:
+        """s (N,n), chosen (N,k) -> (N,k,n): rows sorted by expert, through the experts, and back in place."""
+        flat = chosen.flatten()
+        order = flat.argsort(stable=True)
+        expert = flat[order]
+        ends = torch.searchsorted(expert, torch.arange(self.gate.experts, device=s.device), right=True, out_int32=True)
+        out = self.routed(s[order // self.gate.active], expert, lambda x, w: grouped_matmul(x, w, ends))
+        return torch.empty_like(out).index_copy(0, order, out).unflatten(0, chosen.shape)
+
+    @staticmethod
+    def _shared(bank: ExpertBank, s: Tensor) -> Tensor:
+        """s (N,n) -> (N,S,n)."""
+        count = bank.up.weight.shape[0]
+        expert = torch.arange(count, device=s.device).unsqueeze(-1)
+        return bank(s.expand(count, -1, -1), expert, torch.matmul).transpose(0, 1)

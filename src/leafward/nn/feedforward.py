@@ -1,0 +1,25 @@
+"""The hyperbolic SwiGLU feed-forward network (HELM's HFFN)."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from leafward.nn.linear import Linear
+from leafward.nn.space import LORENTZ, Space
+
+
+class FeedForward(nn.Module):
+    """silu(W₁[t;s]) · W₃[t;s], lifted, through W₂: (..., width) -> (..., width).
+
+    Gate and value are one matrix product, `up`, gate first.
+    """
+
+    def __init__(self, width: int, hidden: int, space: Space = LORENTZ) -> None:
+        super().__init__()
+        self.up = Linear(width, 2 * hidden, space=space)
+        self.down = Linear(hidden, width, space=space)
+
+    def forward(self, s: Tensor) -> Tensor:
+        gate, value = self.up(s).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * value)

@@ -1,0 +1,45 @@
+"""Matrix products over groups of rows, one matrix per group, sizes known to the device only."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def grouped_matmul(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """Row i of x (M, K) times weight[e] of (E, K, N), where e is the group of i: -> (M, N).
+
+    Rows are sorted by group; `ends` (E,) int32 is where each group stops, empty groups included. No loop over
+    groups and no wait for the device: PyTorch's grouped GEMM where it runs, else a batched product.
+    """
+    if x.dtype == torch.bfloat16 and x.is_cuda and x.shape[-1] % 8 == 0 and weight.shape[-1] % 8 == 0 and _has_kernel():
+        return F.grouped_mm(x, weight, offs=ends)
+    return segment_bmm(x, weight, ends)
+
+
+@cache
+def _has_kernel() -> bool:
+    return hasattr(F, "grouped_mm") and torch.cuda.get_device_capability() >= (9, 0)
+
+
+def segment_bmm(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """:func:`grouped_matmul` as one batched product over blocks of rows that lie in one group each.
+
+    A group of m rows fills ⌈m/b⌉ blocks, so ⌈M/b⌉ + E blocks always suffice, whatever the sizes: shapes are static.
+    With b near M/E the work is at most about twice the least possible and the weights are copied about twice.
+    """
+    rows, groups = x.shape[0], weight.shape[0]
+    block = max(1, -(-rows // groups))
+    blocks = -(-rows // block) + groups
+    ends = ends.long()
+    starts = F.pad(ends[:-1], (1, 0))
+    last_block = ((ends - starts + block - 1) // block).cumsum(0)
+    first_block = F.pad(last_block[:-1], (1, 0))
+    group = torch.searchsorted(ends, torch.arange(rows, device=x.device), right=True)
+    slot = first_block[group] * block + torch.arange(rows, device=x.device) - starts[group]
+    spread = x.new_zeros(blocks * block, x.shape[1]).index_copy(0, slot, x)
+    owner = torch.searchsorted(last_block, torch.arange(blocks, device=x.device), right=True).clamp_max(groups - 1)
+    return torch.bmm(spread.view(blocks, block, -1), weight[owner]).flatten(0, 1)[slot]

@@ -1,0 +1,109 @@
+"""From points to logits, and a cross-entropy that never holds all of them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from leafward.errors import UsageError, nearest
+from leafward.geometry.scalars import wide
+from leafward.nn.lanes import pad_lanes, score_lanes, working_dtype
+from leafward.nn.space import LORENTZ, Space, positive
+
+KINDS = ("linear", "distance")
+CHUNK = 1 << 26
+"""Logits held at a time."""
+
+
+class Head(nn.Module):
+    """Logits over `classes` from space parts: (..., width) -> (..., classes).
+
+    "linear" is the authors' head, a plain map of the full point [t; s] without bias. "distance" gives each class a
+    point p and scores minus the squared Lorentzian distance times a learned scale, up to the constant 2·scale/c that
+    the softmax forgets: 2·scale·⟨x,p⟩_L. In the Euclidean twin both are the dot product.
+    """
+
+    def __init__(self, width: int, classes: int, kind: str = "linear", space: Space = LORENTZ) -> None:
+        super().__init__()
+        positive(width=width, classes=classes)
+        if kind not in KINDS:
+            raise UsageError(f"kind is {kind!r}; {nearest(kind, KINDS)}")
+        self.kind, self.space = kind, space
+        linear, curved = kind == "linear", space.curved
+        self.weight = nn.Parameter(torch.empty(classes, width))
+        self.time_weight = nn.Parameter(torch.empty(classes, 1)) if linear and curved else None
+        self.log_scale = None if linear else nn.Parameter(torch.empty(1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        # Logits of a normalised stream start at a quarter: the first loss is ln(classes), not more.
+        nn.init.normal_(self.weight, std=0.25 * self.weight.shape[1] ** -0.5)
+        if self.time_weight is not None:
+            nn.init.zeros_(self.time_weight)
+        if self.log_scale is not None:
+            nn.init.constant_(self.log_scale, math.log(0.5))
+
+    def forward(self, s: Tensor) -> Tensor:
+        features, matrix = self.lanes(s)
+        return wide(F.linear(features, matrix))
+
+    def loss(self, s: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
+        """Mean cross-entropy of s (..., width) against targets (...), by chunks; ignored targets do not count."""
+        features, matrix = self.lanes(s)
+        return chunked_cross_entropy(features.flatten(0, -2), matrix, targets.flatten(), ignore_index)
+
+    def lanes(self, s: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (..., K) and matrix (classes, K) whose product is the logits."""
+        dtype = working_dtype(s)
+        x, weight = s.to(dtype), self.weight.to(dtype)
+        if self.log_scale is not None:
+            scale = 2.0 * torch.exp(wide(self.log_scale))
+            return score_lanes(x, weight, scale, self.space) if self.space.curved else (x * scale.to(dtype), weight)
+        if self.time_weight is None:
+            return x, weight
+        return pad_lanes([x, self.space.time(x).to(dtype)]), pad_lanes([weight, self.time_weight.to(dtype)])
+
+
+def chunked_cross_entropy(features: Tensor, matrix: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
+    """Mean cross-entropy of logits features (N, K) @ matrix (V, K)ᵀ against targets (N,), in float32 or better.
+
+    At most :data:`CHUNK` logits exist at a time, forward and backward: the gradients, known as soon as a chunk's
+    logits are, are kept instead. Zero where every target is ignored.
+    """
+    train = torch.is_grad_enabled() and (features.requires_grad or matrix.requires_grad)
+    return _ChunkedCrossEntropy.apply(features, matrix, targets, ignore_index, train)  # pyright: ignore
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, features: Tensor, matrix: Tensor, targets: Tensor, ignore_index: int, train: bool) -> Tensor:
+        valid = targets != ignore_index
+        share = valid.to(wide(features).dtype) / valid.sum().clamp_min(1)
+        targets = torch.where(valid, targets, 0)
+        total = share.new_zeros(())
+        grad_features = torch.empty_like(features) if train else None
+        grad_matrix = torch.zeros_like(matrix, dtype=share.dtype) if train else None
+        rows = max(1, CHUNK // matrix.shape[0])
+        for start in range(0, features.shape[0], rows):
+            part = slice(start, start + rows)
+            x, target, weight = features[part], targets[part].unsqueeze(-1), share[part].unsqueeze(-1)
+            logits = wide(x @ matrix.T)
+            peak = logits.logsumexp(dim=-1, keepdim=True)
+            total = total + (weight * (peak - logits.gather(-1, target))).sum()
+            if grad_features is not None and grad_matrix is not None:
+                slope = (logits - peak).exp_().scatter_add_(-1, target, -torch.ones_like(peak)).mul_(weight).to(x.dtype)
+                grad_features[part] = slope @ matrix
+                grad_matrix += slope.T @ x
+        if grad_features is not None and grad_matrix is not None:
+            ctx.save_for_backward(grad_features, grad_matrix.to(matrix.dtype))
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        features, matrix = ctx.saved_tensors
+        return features * grad.to(features.dtype), matrix * grad.to(matrix.dtype), None, None, None

@@ -1,0 +1,221 @@
+"""Lorentz attention as a plain scaled dot product, so that the fused kernels of PyTorch serve it.
+
+Minus the squared Lorentzian distance is 2/c + 2⟨q,k⟩_L: up to a constant, which the softmax forgets, the Euclidean
+dot product of [q; -t_q] and [k; t_k]. So the time coordinate rides along as one more lane, negated in the query, and
+once more in the value; the weighted sum is then scaled back to the hyperboloid.
+
+Legend: B batch, H heads, G key/value heads (G divides H), T queries, S keys (the queries are the last T of S
+positions), d and e space widths of keys and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.utils.checkpoint import checkpoint
+
+from leafward.errors import UsageError
+from leafward.geometry.scalars import norm, wide
+from leafward.nn.space import Space, time_of_norm
+
+BLOCK = 256
+"""Queries per step where a mask is needed and no fused kernel takes it by rule: memory is BLOCK × S, never T × S."""
+
+
+@dataclass(frozen=True)
+class Visible:
+    """Which keys a query sees. Build it once per batch with :func:`visible`; all layers share it."""
+
+    causal: bool = True
+    window: int | None = None
+    documents: Tensor | None = None
+    blocks: BlockMask | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Nothing but (perhaps) causality."""
+        return self.window is None and self.documents is None
+
+    def __call__(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """The rule, on broadcasting indices: True where position `query` sees position `key`."""
+        seen = query >= key if self.causal else (query >= 0) & (key >= 0)
+        if self.window is not None:
+            seen = seen & (query - key < self.window)
+            if not self.causal:
+                seen = seen & (key - query < self.window)
+        if self.documents is not None:
+            seen = seen & (self.documents[batch, query] == self.documents[batch, key])
+        return seen
+
+
+def visible(
+    causal: bool = True,
+    window: int | None = None,
+    documents: Tensor | None = None,
+    length: int | None = None,
+    device: torch.device | None = None,
+) -> Visible:
+    """Causality, a sliding `window` (a token sees itself and window-1 neighbours), and `documents` (B, S): ids of
+    packed sequences, a token sees its own document only. Padding is a document of its own, for instance id -1.
+
+    Given the `length` of the sequences, on a CUDA `device` (by default that of the documents), the rule is compiled
+    into a block mask that skips unseen blocks; this holds no S × S tensor.
+    """
+    if window is not None and window < 1:
+        raise UsageError(f"window must be at least 1, got {window}")
+    if documents is not None and documents.ndim != 2:
+        raise UsageError(f"documents must have shape (batch, length), got {tuple(documents.shape)}")
+    rule = Visible(causal, window, documents)
+    if device is None and documents is not None:
+        device = documents.device
+    if rule.plain or length is None or device is None or device.type != "cuda":
+        return rule
+    batch = None if documents is None else documents.shape[0]
+    blocks = create_block_mask(_by_head(rule), batch, None, length, length, device=device, _compile=True)
+    return Visible(causal, window, documents, blocks)
+
+
+def _by_head(rule: Visible) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """The rule with the argument for the head that block masks want."""
+    return lambda batch, head, query, key: rule(batch, query, key)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, rule: Visible, space: Space) -> tuple[Tensor, Tensor | None]:
+    """Attention of points to points: space parts q (B,H,T,d), k (B,G,S,d), v (B,G,S,e), scale (1,)
+    -> centroids (B,H,T,e) and their times (B,H,T,1), which are None in flat space.
+
+    Scores are scale · (1/c + ⟨q,k⟩_L); the authors' temperature τ is 2/scale.
+    """
+    if not space.curved:
+        return dispatch((q * scale.to(q.dtype)), k, v, rule)[..., : v.shape[-1]], None
+    query, key = score_lanes(q, k, scale, space)
+    t_v = space.time(v)
+    middle = _middle(t_v, v.dtype)
+    total = dispatch(query, key, pad_lanes([v, (t_v - middle).to(v.dtype)], query.shape[-1]), rule)
+    t = wide(total[..., v.shape[-1] : v.shape[-1] + 1]) + middle.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+    return centroid(total[..., : v.shape[-1]], t, space.c)
+
+
+def _middle(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """A constant per head to take off the values' times and add to the sum, (B,G,S,1) -> (B,G,1,1).
+
+    Weights sum to one, so any constant gives the same result; the mean leaves the least to round to a half type,
+    and the rounding of the time is what spoils t² − |s|² most.
+    """
+    return t.detach().mean(dim=2, keepdim=True) if dtype.itemsize == 2 else t.new_zeros(*t.shape[:2], 1, 1)
+
+
+def score_lanes(q: Tensor, k: Tensor, scale: Tensor, space: Space) -> tuple[Tensor, Tensor]:
+    """[q; -t_q] · scale and [k; t_k], padded with zero lanes to a multiple of 8.
+
+    In a half type each time takes lanes for its head and tail, h + l = t to twice the precision, and the product is
+    h h' + l h' + h l': the padding has room for them, and the time product is the largest term of the score.
+    """
+    wide_scale = wide(scale)
+    t_q, t_k = -wide_scale * space.time(q), space.time(k)
+    q = (q * wide_scale).to(q.dtype)
+    if q.dtype.itemsize > 2:
+        return pad_lanes([q, t_q]), pad_lanes([k, t_k])
+    (h_q, l_q), (h_k, l_k) = _head_tail(t_q, q.dtype), _head_tail(t_k, k.dtype)
+    return pad_lanes([q, h_q, l_q, h_q]), pad_lanes([k, h_k, h_k, l_k])
+
+
+def _head_tail(t: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    head = t.to(dtype)
+    return head, (t - head).to(dtype)
+
+
+def pad_lanes(lanes: list[Tensor], least: int = 0) -> Tensor:
+    """Lanes side by side, filled up with zeros to a multiple of 8 and at least `least`."""
+    width = sum(lane.shape[-1] for lane in lanes)
+    target = max(least, -(-width // 8) * 8)
+    if target == width:
+        return torch.cat(lanes, dim=-1)
+    return torch.cat([*lanes, lanes[0].new_zeros(*lanes[0].shape[:-1], target - width)], dim=-1)
+
+
+def working_dtype(x: Tensor) -> torch.dtype:
+    """The type matrix products are taken in: autocast's, else that of x."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def centroid(total: Tensor, t: Tensor, c: float) -> tuple[Tensor, Tensor]:
+    """A weighted sum [t; total] of points, weights summing to one, scaled back to the hyperboloid: (..., e), (..., 1)
+    -> (..., e), (..., 1).
+
+    −⟨o,o⟩_L = t² − |o|² cancels, and its terms arrive rounded to the type of the product. The exact bound
+    −⟨o,o⟩_L >= 1/c (equality where all points are one) takes the place of an arbitrary eps: in bfloat16 the sign
+    itself can come out wrong. Only the sums are known here, so the form of the geometry module, which sums over
+    points, is out of reach.
+    """
+    o, t = wide(total), wide(t)
+    reach = norm(o)
+    squared = ((t - reach) * (t + reach)).clamp_min(1.0 / c)
+    shrink = torch.rsqrt(c * squared)
+    return (o * shrink).to(total.dtype), time_of_norm(reach * shrink, c)
+
+
+def dispatch(q: Tensor, k: Tensor, v: Tensor, rule: Visible) -> Tensor:
+    """softmax(q kᵀ) v over what `rule` lets through: (B,H,T,w), (B,G,S,w), (B,G,S,e) -> (B,H,T,e).
+
+    The widths of q and v are brought together with zero lanes, since the fused kernels want one width.
+    """
+    width = v.shape[-1]
+    if q.shape[-1] != width:
+        most = max(q.shape[-1], width)
+        q, k, v = (F.pad(x, (0, most - x.shape[-1])) for x in (q, k, v))
+    queries, keys = q.shape[2], k.shape[2]
+    if rule.blocks is not None and queries == keys:
+        out = _compiled_flex()(q, k, v, block_mask=rule.blocks, scale=1.0, enable_gqa=q.shape[1] != k.shape[1])
+        assert isinstance(out, Tensor)
+    elif rule.plain and (queries == keys or not rule.causal or queries == 1):
+        out = _sdpa(q, k, v, causal=rule.causal and queries == keys)
+    else:
+        out = _by_blocks(q, k, v, rule)
+    return out[..., :width]
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    grouped = q.shape[1] != k.shape[1]
+    if grouped and q.device.type == "cpu":  # there, enable_gqa falls back to a form that holds T × S scores
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+        grouped = False
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=1.0, enable_gqa=grouped)
+
+
+def _by_blocks(q: Tensor, k: Tensor, v: Tensor, rule: Visible) -> Tensor:
+    """Blocks of queries, each against the keys it can see at all, under a mask of BLOCK × keys.
+
+    In training a block is computed again in the backward pass; autograd would else keep every block's mask.
+    """
+    queries, keys = q.shape[2], k.shape[2]
+    again = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    out = []
+    for start in range(0, queries, BLOCK):
+        stop = min(start + BLOCK, queries)
+        first, last = keys - queries + start, keys - queries + stop
+        low = 0 if rule.window is None else max(0, first - rule.window + 1)
+        high = last if rule.causal else keys if rule.window is None else min(keys, last + rule.window - 1)
+        arguments = (q[:, :, start:stop], k[:, :, low:high], v[:, :, low:high], rule, first, low)
+        out.append(checkpoint(_block, *arguments, use_reentrant=False) if again else _block(*arguments))
+    return torch.cat(out, dim=2)
+
+
+def _block(q: Tensor, k: Tensor, v: Tensor, rule: Visible, first: int, low: int) -> Tensor:
+    batch = torch.arange(q.shape[0], device=q.device)[:, None, None]
+    query = torch.arange(first, first + q.shape[2], device=q.device)[:, None]
+    key = torch.arange(low, low + k.shape[2], device=q.device)
+    mask = rule(batch, query, key).expand(q.shape[0], -1, -1).unsqueeze(1)
+    return _sdpa(q, k, v, mask)
+
+
+@cache
+def _compiled_flex() -> Callable:
+    return torch.compile(flex_attention)

@@ -1,0 +1,34 @@
+"""RMSNorm of the space part."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from leafward.geometry.scalars import wide
+from leafward.nn.space import positive
+
+
+class RMSNorm(nn.Module):
+    """g · s / √(mean(s²) + eps): (..., width) -> (..., width); the time coordinate follows from the result.
+
+    Computed in float32 or better and returned in the type of the input. The same in both geometries.
+    """
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        positive(width=width)
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+    def forward(self, s: Tensor) -> Tensor:
+        z = wide(s)
+        return F.rms_norm(z, self.weight.shape, self.weight.to(z.dtype), self.eps).to(s.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, eps={self.eps:g}"
