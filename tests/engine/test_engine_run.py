@@ -27,13 +27,18 @@ def test_a_finished_run_is_replaced_only_when_told(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, CONFIG)
     run.log(1, {"train/loss": 1.0})
     (run.path / "note.txt").write_text("mine")
+    for stale in ("model", "figures"):
+        (run.path / stale).mkdir()
     run.finish({"score": 1})
     assert run.result() == {"score": 1}
     for resume in (False, True):
         with pytest.raises(UsageError, match=r"finished run.*--overwrite"):
             RunDirectory.create(tmp_path, CONFIG, resume=resume)
-    again = RunDirectory.create(tmp_path, {"other": 1}, overwrite=True)
+    again = RunDirectory.create(tmp_path, {"other": 1}, overwrite=True, recipe="toy")
     assert again.metrics() == []
+    assert not (run.path / "model").exists()
+    assert not (run.path / "figures").exists()
+    assert RunDirectory.open(tmp_path).recipe == "toy"
     assert not again.finished
     assert again.config == {"other": 1}
     assert (run.path / "note.txt").read_text() == "mine"

@@ -1,9 +1,14 @@
 """One module for each command of the command line; see :mod:`leafward.cli`."""
 
+from leafward.recipes import EVALUATIONS, EXPLANATIONS, PREPARATIONS
+
 COMMANDS = {
     "demo": "the main job on embedded data, offline, minutes on two cores",
     "train": "run a recipe: leafward train RECIPE [--preset NAME] [--key value]",
+    **({"evaluate": "scores with the protocol of a task"} if EVALUATIONS else {}),
     "audit": "superposition of a checkpoint, an embedding matrix or a family of them",
+    **({"explain": "what a model saw, drawn over its input"} if EXPLANATIONS else {}),
+    **({"data": "prepare data"} if PREPARATIONS else {}),
     "report": "one page that compares runs",
     "bench": "the benchmarks, side by side",
     "list": "recipes, presets and optional extras",

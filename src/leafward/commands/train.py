@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
+from leafward.commands._choice import load, show_choices, take_value
 from leafward.errors import UsageError, nearest
 from leafward.recipes import RECIPES
 
@@ -25,18 +24,12 @@ class Args:
     overwrite: bool
 
 
+USAGE = "leafward train RECIPE [--preset NAME | --config FILE] [--out DIR] [--key value]"
+
+
 def load_recipe(name: str) -> ModuleType:
     """The module of a recipe by its name."""
-    if name not in RECIPES:
-        raise UsageError(f"unknown recipe {name!r}; {nearest(name, RECIPES)}")
-    return importlib.import_module(RECIPES[name])
-
-
-def recipe_help() -> str:
-    lines = [f"  {name:<16}{load_recipe(name).SUMMARY}" for name in RECIPES]
-    return "\n".join(
-        ["usage: leafward train RECIPE [--preset NAME | --config FILE] [--out DIR] [--key value]", "", *lines]
-    )
+    return load(RECIPES, name, "recipe")
 
 
 def parse(argv: list[str]) -> Args:
@@ -44,11 +37,10 @@ def parse(argv: list[str]) -> Args:
     from leafward.commands._parse import parse_into
 
     if not argv or argv[0] in ("-h", "--help"):
-        print(recipe_help())
-        sys.exit(0 if argv else 2)
+        show_choices(USAGE, RECIPES, "recipe", 0 if argv else 2)
     name, words = argv[0], argv[1:]
     recipe = load_recipe(name)
-    preset, file = _value(words, "--preset"), _value(words, "--config")
+    preset, file = take_value(words, "--preset")[0], take_value(words, "--config")[0]
     cls = _flags(recipe, name, preset)
     parsed = parse_into(
         cls, f"leafward train {name}", words, description=recipe.SUMMARY, default=_default(cls, recipe, preset, file)
@@ -81,16 +73,6 @@ def _flags(recipe: ModuleType, name: str, preset: str | None) -> type:
             ),
         ],
     )
-
-
-def _value(words: list[str], flag: str) -> str | None:
-    """The value of a flag that must be known before the rest can be parsed."""
-    for index, word in enumerate(words):
-        if word == flag and index + 1 < len(words):
-            return words[index + 1]
-        if word.startswith(flag + "="):
-            return word.partition("=")[2]
-    return None
 
 
 def _default(cls: type, recipe: ModuleType, preset: str | None, file: str | None) -> Any:

@@ -20,6 +20,7 @@ from leafward.files import finite, replacing, write_json
 CONFIG, ENV, METRICS, RESULT, REPORT = "config.yaml", "env.json", "metrics.jsonl", "result.json", "report.html"
 FORMAT = "leafward-run"
 CHECKPOINTS, BOARD, BAD_BATCH = "checkpoints", "tensorboard", "nonfinite-"
+MODEL, FIGURES = "model", "figures"
 
 
 class RunDirectory:
@@ -46,8 +47,11 @@ class RunDirectory:
         resume: bool = False,
         overwrite: bool = False,
         may_change: Iterable[str] = (),
+        recipe: str = "",
     ) -> RunDirectory:
         """Make the run directory `path` for `config` (a dataclass or a mapping), or take up an unfinished one.
+
+        `recipe` is the name that later commands know the run by.
 
         A finished run is refused unless `overwrite`, an unfinished one unless `resume` (or `overwrite`), and a
         resumed one must have the configuration that it was started with, but for the dotted paths in `may_change`.
@@ -76,7 +80,8 @@ class RunDirectory:
         except OSError as error:
             raise LeafwardError(f"cannot make the run directory {run.path}: {error.strerror or error}") from error
         # A resumed run may have moved to other hardware or versions; the record of each part is kept.
-        write_json(run.path / ENV, environment(run.config) | ({"earlier": earlier} if earlier else {}))
+        record = environment(run.config) | {"recipe": recipe} | ({"earlier": earlier} if earlier else {})
+        write_json(run.path / ENV, record)
         # The configuration comes last: a directory with one is complete enough to be resumed.
         save_yaml(run.config, run.path / CONFIG)
         return run
@@ -90,6 +95,11 @@ class RunDirectory:
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{path} is not a run directory: cannot read its {CONFIG} ({error})") from error
         return cls(path, parse_yaml(text, str(path / CONFIG)))
+
+    @property
+    def recipe(self) -> str:
+        """The name of the recipe that made the run; empty where nobody said."""
+        return self._env().get("recipe", "")
 
     @property
     def checkpoints(self) -> Path:
@@ -163,16 +173,21 @@ class RunDirectory:
 
     def _has_mark(self) -> bool:
         """Whether the directory's env.json says that it is a run's, and not somebody's project."""
+        return self._env().get("format") == FORMAT
+
+    def _env(self) -> dict[str, Any]:
+        """What env.json says; nothing where there is none that can be read."""
         try:
-            return json.loads((self.path / ENV).read_text(encoding="utf-8"))["format"] == FORMAT
-        except (OSError, ValueError, TypeError, KeyError):
-            return False
+            record = json.loads((self.path / ENV).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return record if isinstance(record, dict) else {}
 
     def _clear(self) -> None:
         """Remove what a run wrote and nothing else: the mark of a finished run first, that of a run last."""
         batches = [path.name for path in self.path.glob(f"{BAD_BATCH}*")]
         try:
-            for name in (RESULT, CHECKPOINTS, METRICS, REPORT, BOARD, *batches, CONFIG, ENV):
+            for name in (RESULT, CHECKPOINTS, METRICS, REPORT, BOARD, MODEL, FIGURES, *batches, CONFIG, ENV):
                 path = self.path / name
                 if path.is_dir():
                     shutil.rmtree(path)

@@ -2,9 +2,26 @@
 
 Every recipe module has a dataclass `Config`, a dictionary `PRESETS` of functions that return one, a line `SUMMARY`,
 and `run(config, out, *, resume, overwrite)`. Importing it costs nothing: what is heavy is imported by `run`.
+
+The modules of the other tables have a dataclass `Args`, a line `SUMMARY` and `run(args, console) -> dict`, like a
+command; those of `EVALUATIONS` and `EXPLANATIONS` take the run directory or model as the positional field `target`.
 """
 
 from __future__ import annotations
 
-RECIPES: dict[str, str] = {"superposition": "leafward.recipes.superposition"}
-"""Name on the command line -> module."""
+RECIPES: dict[str, str] = {
+    "superposition": "leafward.recipes.superposition",
+}
+"""``leafward train NAME`` -> module."""
+
+EVALUATIONS: dict[str, str] = {}
+"""``leafward evaluate TARGET --task NAME`` -> module."""
+
+EVALUATION_OF: dict[str, str] = {}
+"""Recipe of a run -> the evaluation that is meant when no task is named."""
+
+EXPLANATIONS: dict[str, str] = {}
+"""Recipe of a run, or model family -> module of ``leafward explain TARGET INPUT...``."""
+
+PREPARATIONS: dict[str, str] = {}
+"""``leafward data NAME`` -> module."""

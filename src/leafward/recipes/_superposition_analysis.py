@@ -15,7 +15,7 @@ from leafward.errors import LeafwardError
 from leafward.files import finite
 from leafward.recipes import _superposition_claims as claims
 from leafward.recipes._superposition_packs import NORM_EDGES, effective_decays
-from leafward.scaling import compare_laws, fit_joint_law, fit_power_law, fit_ranges, leave_largest_out
+from leafward.scaling import EXPONENT_RANGE, compare_laws, fit_joint_law, fit_power_law, fit_ranges, leave_largest_out
 
 if TYPE_CHECKING:
     from leafward.recipes.superposition import Config
@@ -211,6 +211,7 @@ def joint_fits(config: Config, rows: Sequence[Row]) -> list[dict[str, Any]]:
                 "exponents": dict(fit.exponents),
                 "intervals": {name: list(interval) for name, interval in fit.intervals.items()},
                 "interval_method": next(iter(fit.intervals.values())).method,
+                "undetermined": [name for name, (low, high) in fit.intervals.items() if _open(low, high)],
                 "coefficients": dict(fit.coefficients),
                 "rms_log_error": fit.rms_log_error,
             }
@@ -218,6 +219,12 @@ def joint_fits(config: Config, rows: Sequence[Row]) -> list[dict[str, Any]]:
             entry["error"] = str(error)
         found.append(entry)
     return found
+
+
+def _open(low: float, high: float) -> bool:
+    """Whether an interval reaches an end of the exponents that are searched: the data do not settle it."""
+    lowest, highest = EXPONENT_RANGE
+    return low < 1.01 * lowest or high > 0.999 * highest
 
 
 def curves(config: Config, rows: Sequence[Row]) -> list[dict[str, Any]]:

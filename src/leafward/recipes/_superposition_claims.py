@@ -67,7 +67,7 @@ def test(rows: Sequence[Row], cells: Sequence[Cell], features: int, *, squared: 
         *_represented(rows, features),
         _near(
             "strong exponent, α ≤ 1",
-            "strong exponents are near 1 for α ≤ 1: on average within 0.25 of 1",
+            "strong exponents are near 1 for α ≤ 1: mean distance from 1 at most 0.25",
             [cell for cell in strong if cell["alpha"] is not None and cell["alpha"] <= 1],
             lambda cell: 0.0,
             centre=1.0,
@@ -75,7 +75,7 @@ def test(rows: Sequence[Row], cells: Sequence[Cell], features: int, *, squared: 
         ),
         _near(
             "strong exponent, other laws",
-            "strong exponents are near 1 for other laws and 1 < α ≤ 1.4: on average within 0.25 of 1",
+            "strong exponents are near 1 for other laws and 1 < α ≤ 1.4: mean distance from 1 at most 0.25",
             [cell for cell in strong if cell["alpha"] is None or 1 < cell["alpha"] <= 1.4],
             lambda cell: 0.0,
             centre=1.0,
@@ -84,7 +84,7 @@ def test(rows: Sequence[Row], cells: Sequence[Cell], features: int, *, squared: 
         _steep(strong),
         _near(
             "weak exponent − (α−1)",
-            "weak exponents are near α−1 for α > 1: on average within 0.2",
+            "weak exponents are near α−1 for α > 1: mean distance at most 0.2",
             weak,
             lambda cell: cell["alpha"] - 1,
             centre=0.0,
@@ -101,7 +101,7 @@ def test(rows: Sequence[Row], cells: Sequence[Cell], features: int, *, squared: 
         _order(cells),
         _near(
             "exponent of strong rows' overlaps",
-            "the mean squared overlap of rows with norm > 1 falls as 1/m: exponents on average within 0.15 of 1",
+            "the mean squared overlap of rows with norm > 1 falls as 1/m: mean distance of exponents from 1 up to 0.15",
             [{**cell["overlap"], "alpha": cell["alpha"]} for cell in strong],
             lambda cell: 0.0,
             centre=1.0,
@@ -238,7 +238,7 @@ def _steep(strong: Sequence[Cell]) -> Claim:
     steep = [cell for cell in strong if (cell["alpha"] or 0) > 1.5]
     near = _near(
         "strong exponent − 2(α−1), α > 1.5",
-        "strong exponents go toward 2(α−1) for α > 1.5: on average within 0.35, and exponents are larger than for "
+        "strong exponents go toward 2(α−1) for α > 1.5: mean distance at most 0.35, and exponents are larger than for "
         "α ≤ 1",
         steep,
         lambda cell: 2 * (cell["alpha"] - 1),

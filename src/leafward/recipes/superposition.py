@@ -166,7 +166,9 @@ def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = Fa
 
     device = _device(config.device)
     jobs = packs.plan(config, device)
-    directory = RunDirectory.create(out, config, resume=resume, overwrite=overwrite, may_change=MAY_CHANGE)
+    directory = RunDirectory.create(
+        out, config, resume=resume, overwrite=overwrite, may_change=MAY_CHANGE, recipe="superposition"
+    )
     trained = packs.train(jobs, directory.path, workers=_workers(config, device))
     result = analysis.analyse(config, trained)
     directory.rewind(0)  # an earlier attempt may have come this far
