@@ -15,7 +15,8 @@ from leafward.errors import LeafwardError
 from leafward.files import finite
 from leafward.recipes import _superposition_claims as claims
 from leafward.recipes._superposition_packs import NORM_EDGES, effective_decays
-from leafward.scaling import EXPONENT_RANGE, compare_laws, fit_joint_law, fit_power_law, fit_ranges, leave_largest_out
+from leafward.scaling import compare_laws, fit_joint_law, fit_power_law, fit_ranges, leave_largest_out
+from leafward.scaling.separable import EXPONENT_RANGE
 
 if TYPE_CHECKING:
     from leafward.recipes.superposition import Config

@@ -24,11 +24,9 @@ if TYPE_CHECKING:
         leave_largest_out,
     )
     from leafward.scaling.results import Interval, JointFit, PowerLawFit
-    from leafward.scaling.separable import EXPONENT_RANGE
     from leafward.scaling.width import WidthFit, fit_width
 
 _HOME = {
-    "EXPONENT_RANGE": "separable",
     "Candidate": "compare",
     "Comparison": "compare",
     "Extrapolation": "ranges",
@@ -48,7 +46,6 @@ _HOME = {
 }
 
 __all__ = [
-    "EXPONENT_RANGE",
     "Candidate",
     "Comparison",
     "Extrapolation",
