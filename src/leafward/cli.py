@@ -48,6 +48,10 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader of a pipe went away; nobody is left to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except SystemExit as stop:  # help, and choices that were shown to somebody who gave none
+        if stop.code and as_json:
+            print(_json({"error": "wrong usage", "exit_status": stop.code}))
+        raise
     except KeyboardInterrupt:
         return _failed("interrupted", 130, as_json)
     except LeafwardError as error:

@@ -7,6 +7,8 @@ import importlib
 from collections.abc import Iterable
 from types import ModuleType
 
+MOST_NAMES = 12  # of a list in an error
+
 
 class LeafwardError(Exception):
     """Something a user can mend. The command line prints it without a traceback and exits with 1."""
@@ -26,7 +28,8 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
     if close:
         return f"did you mean {close[0]!r}?"
-    return "allowed: " + (", ".join(allowed) if allowed else "nothing")
+    more = f" and {len(allowed) - MOST_NAMES} more" if len(allowed) > MOST_NAMES else ""
+    return "allowed: " + (", ".join(allowed[:MOST_NAMES]) or "nothing") + more
 
 
 def require(module: str, extra: str) -> ModuleType:

@@ -39,6 +39,16 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def check_writable(folder: str | os.PathLike[str]) -> None:
+    """Refuse, before the work that fills it, a folder that could not be made or written to. Makes nothing."""
+    folder = Path(folder)
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise LeafwardError(f"cannot write to {folder}: {there} is not a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise LeafwardError(f"cannot write to {folder}: {there} may not be written to")
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Replace `path` by `text` (UTF-8) in one step."""
     with replacing(path) as temporary:

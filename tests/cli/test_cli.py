@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -11,11 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from leafward import __version__
 from leafward.cli import COMMANDS, main
+from leafward.commands import audit, train
 from leafward.data import embedded
+from leafward.recipes import PREPARATIONS
 
+EMBEDDING = str(embedded("stories260k_embedding.npy"))
 TINY = ["--features", "40", "--widths", "4", "6", "8", "--decays", "-1", "1", "--laws", "power:1"]
 TINY += ["--steps", "30", "--batch", "32", "--workers", "0"]
 
@@ -68,7 +73,7 @@ def test_help_imports_nothing_heavy(words):
         (["train", "superposition", "--steps", "many"], 2, "steps"),
         (["audit"], 2, "TARGET"),
         (["audit", "no-such-file.npy"], 1, "no-such-file.npy"),
-        (["audit", str(embedded("stories260k_embedding.npy")), "--device", "tpu"], 2, "device"),
+        (["audit", EMBEDDING, "--device", "tpu"], 2, "device"),
         (["report"], 2, "RUN is missing"),
         (["report", "no-such-run", "--out", "x.html"], 1, "no-such-run"),
         (["bench", "geometri"], 2, "did you mean 'geometry'?"),
@@ -83,11 +88,58 @@ def test_wrong_usage_says_what_is_wrong_without_a_traceback(words, status, named
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("words", "status", "named"),
+    [
+        (["train", "superposition", "--axis", "steps,dta"], 2, "dta"),
+        (["train", "superposition", "--executor", "slurm"], 2, "slurm"),
+        (["train", "superposition", "--executor", "ray", "--workers", "0"], 2, "workers must be"),
+        (["audit", EMBEDDING, "--losses", "losses.csv"], 2, "two or more targets"),
+        (["audit", EMBEDDING, EMBEDDING], 2, "there twice"),
+        (["audit", EMBEDDING, "timm:x", "--losses", "no.csv"], 1, "no.csv"),
+        (["audit", EMBEDDING, "--out", EMBEDDING], 1, "is not a folder"),
+        (["audit", EMBEDDING, "--token-counts", "counts.pkl"], 2, ".npy, .txt or .json"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_any_work(words, status, named, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("leafward.superposition.audit_matrix.scan", None)  # no audit may begin
+    assert main(words) == status
+    assert named in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_choices_without_a_choice_are_json_too(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", "--json"])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["exit_status"] == 2
+
+
 def test_errors_are_json_too_and_debug_shows_the_traceback(tmp_path):
     done = leafward("audit", "nothing.npy", "--json", "--debug", cwd=tmp_path)
     assert done.returncode == 1
     assert "nothing.npy" in last_json(done)["error"]
     assert "Traceback" in done.stderr
+
+
+def test_wrong_words_are_json_too(capsys):
+    """What the parser refuses is one plain error like every other: no frame around it, and an object with --json."""
+    assert main(["train", "superposition", "--stepz", "3", "--json"]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("leafward: error: Unrecognized options: --stepz, 3\n  Perhaps you meant:\n  --steps")
+    assert "─" not in said.err
+    assert json.loads(said.out.splitlines()[-1])["exit_status"] == 2
+
+
+def test_lists_may_be_given_with_commas(tmp_path):
+    words = ["--widths", "4,6,8", "--decays=-1,1", "--axis", "steps,data", "--data-rows", "20", "40,80", "--laws", "1"]
+    parsed = train.parse(["superposition", *words, "--out", str(tmp_path)]).config
+    assert parsed.widths == (4, 6, 8)
+    assert parsed.decays == (-1.0, 1.0)
+    assert parsed.axis == ("steps", "data")
+    assert parsed.data_rows == (20, 40, 80)
+    # A file name may hold a comma.
+    assert train.parse(["superposition", "--laws", "counts:a,b.txt"]).config.laws == ("counts:a,b.txt",)
 
 
 def test_train_writes_a_run_and_refuses_to_overwrite_it(tmp_path):
@@ -125,6 +177,31 @@ def test_audit_prints_a_verdict_and_writes_its_page(tmp_path):
     assert "<svg" in (tmp_path / "seen" / "report.html").read_text(encoding="utf-8")
 
 
+def test_audit_takes_token_counts_from_every_kind_of_file(tmp_path):
+    rows = np.random.default_rng(0).standard_normal((60, 8)).astype("f4")
+    counts = np.arange(60)
+    np.save(tmp_path / "w.npy", rows)
+    np.save(tmp_path / "counts.npy", counts)
+    np.savetxt(tmp_path / "counts.txt", counts)
+    (tmp_path / "counts.json").write_text(json.dumps(counts.tolist()))
+    seen = []
+    for kind in ("npy", "txt", "json"):
+        args = audit.Args((str(tmp_path / "w.npy"),), token_counts=tmp_path / f"counts.{kind}", out=tmp_path / kind)
+        seen.append(audit.run(args, Console(file=io.StringIO()))["audits"][0]["frequency"])
+    assert seen[0] == seen[1] == seen[2]
+    expected = np.corrcoef(np.linalg.norm(rows[1:], axis=1), np.log(counts[1:]))[0, 1]
+    assert seen[0]["norm_correlation"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_targets_of_the_same_name_are_told_apart(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        np.save(tmp_path / folder / "w.npy", np.random.default_rng(1).standard_normal((40, 8)).astype("f4"))
+    targets = tuple(str(tmp_path / folder / "w.npy") for folder in ("a", "b"))
+    found = audit.run(audit.Args(targets, out=tmp_path / "out"), Console(file=io.StringIO()))
+    assert [model["model"] for model in found["family"]["models"]] == list(targets)
+
+
 def test_audit_of_a_family_fits_its_losses(tmp_path):
     generator = np.random.default_rng(0)
     lines = ["model,corpus,m,loss,params"]
@@ -142,11 +219,25 @@ def test_audit_of_a_family_fits_its_losses(tmp_path):
 
 
 def test_list_and_completion():
-    assert last_json(leafward("list", "--json"))["recipes"]["superposition"][0] == "quick"
+    listed = last_json(leafward("list", "--json"))
+    assert listed["recipes"]["superposition"][0] == "quick"
+    assert listed["tasks"]["data"].keys() == PREPARATIONS.keys()
+    assert all(text for family in listed["tasks"].values() for text in family.values())
     script = leafward("completion", "bash").stdout
-    check = f"{script}\nCOMP_WORDS=(leafward tr) COMP_CWORD=1; _leafward; echo ${{COMPREPLY[@]}}"
-    done = subprocess.run(["bash", "-c", check], capture_output=True, text=True)
-    assert done.stdout.strip() == "train"
+    for words, completed in (
+        ("tr", "train"),
+        ("train superp", "superposition"),
+        ("bench geometry_", "geometry_accuracy"),
+        ("data ind", "index"),
+        ("train superposition --width-", "--width-rates"),
+    ):
+        typed = ["leafward", *words.split()]
+        check = (
+            f"{script}\nCOMP_WORDS=({' '.join(typed)}) COMP_CWORD={len(typed) - 1}; _leafward; echo ${{COMPREPLY[@]}}"
+        )
+        environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        done = subprocess.run(["bash", "-c", check], capture_output=True, text=True, env=environment)
+        assert done.stdout.strip() == completed
 
 
 def test_an_unexpected_error_is_one_line(monkeypatch, capsys):

@@ -119,6 +119,12 @@ def test_wrong_mappings_are_refused_by_name(mapping: dict[str, Any], words: list
         (LoopConfig, "precision", "float16"),
         (LoopConfig, "strategy", "tensor"),
         (LoopConfig, "keep_last", 0),
+        (LoopConfig, "steps", "10"),
+        (LoopConfig, "steps", 10.0),
+        (LoopConfig, "compile", "yes"),
+        (OptimConfig, "lr", "1e-3"),
+        (OptimConfig, "betas", (0.9,)),
+        (OptimConfig, "betas", 0.9),
     ],
 )
 def test_values_out_of_range_are_refused_by_name(cls: type, name: str, value: Any) -> None:
@@ -152,6 +158,12 @@ def test_bad_yaml_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(DataError, match=r"bad\.yaml"):
         load_yaml(Inner, tmp_path / "bad.yaml")
+
+
+@pytest.mark.parametrize("text", ["rate: 1\nnames: []\nrate: 2\n", "inner: {rate: 1, rate: 2}\npath: p\n"])
+def test_a_key_that_is_there_twice_is_refused_by_name(text: str) -> None:
+    with pytest.raises(DataError, match=r"the key 'rate' is there twice(?s:.*)line"):
+        from_yaml(Outer if "path" in text else Inner, text, "run.yaml")
 
 
 def test_yaml_cannot_make_objects(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import signal
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -352,8 +352,17 @@ def test_to_device_reaches_into_containers() -> None:
     from collections import namedtuple
 
     Pair = namedtuple("Pair", "a b")
-    batch = {"x": [torch.ones(2), "text"], "y": Pair(torch.zeros(1), 3)}
+
+    @dataclass(frozen=True, slots=True)
+    class Sample:
+        a: torch.Tensor
+        size: int = field(init=False, default=2)
+
+    batch = {"x": [torch.ones(2), "text"], "y": Pair(torch.zeros(1), 3), "z": (Sample(torch.ones(1)),)}
     moved = to_device(batch, torch.device("meta"))
+    assert moved["z"][0].a.is_meta
+    assert moved["z"][0].size == 2
+    assert not batch["z"][0].a.is_meta
     assert moved["x"][0].is_meta
     assert moved["x"][1] == "text"
     assert moved["y"].a.is_meta

@@ -19,8 +19,9 @@ from leafward.errors import UsageError
 from leafward.recipes import RECIPES, superposition
 from leafward.recipes import _superposition_analysis as analysis
 from leafward.recipes import _superposition_packs as packs
+from leafward.recipes._superposition_report import _joint
 from leafward.recipes.superposition import Config
-from leafward.report import read_run
+from leafward.report import Page, read_run
 
 # The quick preset in small: the same signs at looser bounds.
 SMALL = Config(
@@ -183,6 +184,11 @@ def test_bad_laws_and_data_are_refused_before_anything_is_written(tmp_path, chan
         ({"lr": -1.0}, "lr.*-1"),
         ({"workers": -1}, "workers.*-1"),
         ({"axis": ("data",), "data_rows": ()}, "data_rows.*at least one"),
+        ({"steps": "10"}, "steps must be an integer.*'10'"),
+        ({"widths": (4, 6.5)}, r"widths\[1\] must be an integer.*6.5"),
+        ({"axis": ("depth",)}, r"axis\[0\] must be one of steps, data"),
+        ({"optim": "lion"}, "optim must be one of"),
+        ({"executor": "ray"}, "workers must be an integer ≥ 1 on Ray.*0"),
     ],
 )
 def test_bad_values_are_refused_by_name(changes, words):
@@ -239,6 +245,11 @@ def test_steps_and_data_give_joint_laws(tmp_path):
         for name, (low, high) in fit["intervals"].items():
             assert low <= fit["exponents"][name] <= high * (1 + 1e-12)  # both may stand at the end of the range
             assert (name in fit["undetermined"]) == (low < 0.0101 or high > 9.99)
+    # An exponent that the data leave open is said to be so on the page.
+    page = Page("joint")
+    joint = [fitted[0] | {"undetermined": ["steps"]}, fitted[0] | {"undetermined": []}]
+    _joint(page, joint)
+    assert page.html().count("do not settle the exponent of steps") == 1
     # The widths themselves are fitted on fresh data alone.
     assert set(result["models"]["dataset_rows"]) == {None}
 

@@ -100,6 +100,17 @@ def test_processes_stop_with_their_parent_and_give_the_same_result(tmp_path, unb
     assert without_time(out) == without_time(unbroken)
 
 
+@pytest.mark.slow
+def test_ray_gives_the_same_result(tmp_path, unbroken, monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    handler = signal.getsignal(signal.SIGTERM)
+    superposition.run(replace(CONFIG, workers=2, executor="ray"), tmp_path / "run")
+    assert without_time(tmp_path / "run") == without_time(unbroken)
+    # Ray puts its own handler in place, which ends the process before it can save; it must not stay.
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
 def test_tables_are_enough_to_finish_elsewhere(tmp_path, unbroken):
     for name in ("config.yaml", "env.json", "checkpoints/table.json"):
         (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)

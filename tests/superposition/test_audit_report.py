@@ -144,6 +144,7 @@ def test_zero_rows_and_copies_are_reported_and_zero_rows_left_out() -> None:
     x[100:103] = x[99]
     report = audit(x)
     assert report.zero_rows == (4, 77)
+    assert next(row.value for row in report.table() if row.name == "rows left out (zero)") == "2: 4, 77"
     assert report.duplicate_rows == 3
     assert report.raw.rows == 498
     assert np.isnan(report.interference[[4, 77]]).all()

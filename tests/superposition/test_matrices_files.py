@@ -116,6 +116,12 @@ def test_pickles_are_refused_and_never_opened(tmp_path: Path, suffix: str) -> No
     assert not (tmp_path / "exploded").exists()
 
 
+def test_a_pickle_under_another_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.npy").write_bytes(pickle.dumps([[1.0, 2.0]]))
+    with pytest.raises(DataError, match=r"a\.npy is not a \.npy file \(it may be a pickle\)"):
+        open_matrix(tmp_path / "a.npy")
+
+
 def test_a_directory_of_pickles_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80")
     with pytest.raises(DataError, match=r"only pickled weights \(pytorch_model\.bin\)"):

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import re
+import typing
+from collections.abc import Collection, Iterator
+from contextlib import redirect_stderr
 from typing import Annotated, Any
 
 import tyro
+
+from leafward.errors import UsageError
 
 SHARED_FLAGS = {
     "json": "One JSON object on the last line of stdout; all else goes to stderr.",
@@ -14,11 +21,55 @@ SHARED_FLAGS = {
 
 
 def parse_into(cls: type, prog: str, argv: list[str], *, description: str, default: Any = None) -> Any:
-    """`argv` as an instance of a dataclass, with the shared flags taken along. Wrong usage exits with 2."""
+    """`argv` as an instance of a dataclass, with the shared flags taken along. Raises `UsageError`."""
     given = [] if default is None else [dataclasses.field(default_factory=lambda: default)]
     fields: list[Any] = [("args", Annotated[cls, tyro.conf.arg(name="")], *given)]
     for flag, text in SHARED_FLAGS.items():
         fields.append((flag, Annotated[bool, tyro.conf.arg(help=text)], dataclasses.field(default=False)))
     whole = dataclasses.make_dataclass("Invocation", fields)
     config = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes)
-    return tyro.cli(whole, prog=prog, args=argv, description=description, config=config).args
+    words = split_lists(argv, set(_list_fields(cls)))
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            return tyro.cli(whole, prog=prog, args=words, description=description, config=config).args
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise UsageError(_plain(said.getvalue())) from None
+
+
+def split_lists(argv: list[str], names: Collection[str]) -> list[str]:
+    """`argv` with the values of the flags `names` taken apart at commas: `--widths 4,6,9` is `--widths 4 6 9`."""
+    words: list[str] = []
+    inside = False
+    for word in argv:
+        values = [word]
+        if word.startswith("--"):
+            flag, equals, value = word.partition("=")
+            inside = flag.lstrip("-").rpartition(".")[2].replace("-", "_") in names
+            if inside and equals:
+                values = [flag, *value.split(",")]
+        elif inside:
+            values = word.split(",")
+        words += values
+    return words
+
+
+def _list_fields(cls: type) -> Iterator[str]:
+    """Fields of `cls`, and of the dataclasses in it, that hold a list of numbers or choices: these have no commas."""
+    for name, hint in typing.get_type_hints(cls).items():
+        arguments = typing.get_args(hint)
+        if dataclasses.is_dataclass(hint):
+            yield from _list_fields(typing.cast(type, hint))
+        elif typing.get_origin(hint) is tuple and (
+            arguments[0] in (int, float) or typing.get_origin(arguments[0]) is typing.Literal
+        ):
+            yield name
+
+
+def _plain(box: str) -> str:
+    """What tyro says about wrong words, without the frame around it."""
+    lines = [line.strip("│╭╮╰╯─| ") for line in box.splitlines()]
+    said = [line for line in lines[1:] if line and not re.fullmatch("[-─]+", line)]
+    return "\n  ".join(said or lines)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from leafward.errors import UsageError
+from leafward.files import check_writable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from leafward.report import Page
     from leafward.superposition import AuditReport
-    from leafward.superposition.audit_family import Family
+    from leafward.superposition.audit_family import Family, LossTable
 
 
 @dataclass
@@ -48,17 +49,31 @@ class Args:
 def run(args: Args, console: Console) -> dict[str, Any]:
     if not args.targets:
         raise UsageError("TARGET is missing; give a directory, a file, timm:NAME or open_clip:NAME")
+    if len(set(args.targets)) < len(args.targets):
+        raise UsageError(f"TARGET: one of them is there twice: {' '.join(args.targets)}")
+    out = args.out or Path("runs") / f"audit-{_slug(args.targets[0])}"
+    check_writable(out)
+    losses = _losses(args)  # before the audits, which may take long
     reports = [_audit(target, args) for target in args.targets]
     for report in reports:
         show(console, report)
     result: dict[str, Any] = {"audits": [report.to_dict() for report in reports]}
     page = audit_page(reports)
-    if args.losses is not None or len(reports) > 1:
-        result["family"] = _family(reports, args, console, page)
-    out = args.out or Path("runs") / f"audit-{_slug(args.targets[0])}"
+    if len(reports) > 1:
+        result["family"] = _family(reports, args.targets, losses, console, page)
     _write(out, result, page)
     console.print(f"wrote {out / 'report.html'} and {out / 'audit.json'}")
     return {"out": str(out), **result}
+
+
+def _losses(args: Args) -> LossTable | None:
+    if args.losses is None:
+        return None
+    from leafward.superposition.audit_family import read_losses
+
+    if len(args.targets) < 2:
+        raise UsageError("--losses needs a family: give two or more targets, whose names are in its column model")
+    return read_losses(args.losses)
 
 
 def _audit(target: str, args: Args) -> AuditReport:
@@ -138,12 +153,15 @@ def _overlap_figure(report: AuditReport) -> Figure:
     return figure
 
 
-def _family(reports: list[AuditReport], args: Args, console: Console, page: Page) -> dict[str, Any]:
+def _family(
+    reports: list[AuditReport], targets: tuple[str, ...], losses: LossTable | None, console: Console, page: Page
+) -> dict[str, Any]:
     """Widths side by side and, with a losses table, the fit L = C/m^a + offsets."""
     from leafward.commands._show import show_rows
     from leafward.superposition.audit_family import audit_family
 
-    family = audit_family(*reports, names=[_slug(target) for target in args.targets], losses=args.losses)
+    names = [_slug(target) for target in targets]
+    family = audit_family(*reports, names=names if len(set(names)) == len(names) else targets, losses=losses)
     rows = [
         (name, str(width), f"{raw:.4g}", f"{centred:.4g}")
         for name, width, raw, centred in zip(

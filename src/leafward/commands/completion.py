@@ -24,18 +24,20 @@ def run(args: Args, console: Console) -> dict[str, Any]:
 
 
 def _bash() -> str:
-    """Completes commands, then recipes and benchmarks, then flags (asked of ``--help``), then file names."""
+    """Completes commands, then what they choose from, then flags (asked of ``--help``), then file names."""
     from leafward.commands import COMMANDS
-    from leafward.recipes import RECIPES
+    from leafward.recipes import PREPARATIONS, RECIPES
 
     return f"""_leafward() {{
   local current="${{COMP_WORDS[COMP_CWORD]}}" command="${{COMP_WORDS[1]}}" words
   if [ "$COMP_CWORD" -eq 1 ]; then words="{" ".join(COMMANDS)} --help --version"
   elif [ "$COMP_CWORD" -eq 2 ] && [ "$command" = train ]; then words="{" ".join(RECIPES)}"
+  elif [ "$COMP_CWORD" -eq 2 ] && [ "$command" = data ]; then words="{" ".join(PREPARATIONS)}"
+  elif [ "$COMP_CWORD" -eq 2 ] && [ "$command" = bench ]; then words="$(leafward bench 2>/dev/null | cut -c3-23)"
   elif [ "$COMP_CWORD" -eq 2 ] && [ "$command" = completion ]; then words="bash zsh"
   elif [[ "$current" == -* ]]; then
-    local recipe=""; [ "$command" = train ] && recipe="${{COMP_WORDS[2]}}"
-    words="$(leafward "$command" $recipe --help 2>/dev/null | grep -oE -- '--[a-z][a-z-]+' | sort -u)"
+    local chosen=""; [[ "$command" == train || "$command" == data ]] && chosen="${{COMP_WORDS[2]}}"
+    words="$(leafward "$command" $chosen --help 2>/dev/null | grep -oE -- '--[a-z][a-z-]+' | sort -u)"
   else COMPREPLY=($(compgen -f -- "$current")); return; fi
   COMPREPLY=($(compgen -W "$words" -- "$current"))
 }}

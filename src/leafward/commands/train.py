@@ -36,8 +36,8 @@ def parse(argv: list[str]) -> Args:
     """The first word is the recipe; a preset or a saved file gives the defaults for the rest."""
     from leafward.commands._parse import parse_into
 
-    if not argv or argv[0] in ("-h", "--help"):
-        show_choices(USAGE, RECIPES, "recipe", 0 if argv else 2)
+    if not argv or argv[0].startswith("-"):
+        show_choices(USAGE, RECIPES, "recipe", 0 if {"-h", "--help"} & set(argv) else 2)
     name, words = argv[0], argv[1:]
     recipe = load_recipe(name)
     preset, file = take_value(words, "--preset")[0], take_value(words, "--config")[0]

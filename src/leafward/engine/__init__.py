@@ -6,8 +6,9 @@ and a run that was killed continues where its last checkpoint stands. Importing 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from leafward._lazy import lazy
 
 if TYPE_CHECKING:
     from leafward.engine.bookkeeping import Loss
@@ -43,7 +44,6 @@ _HOME = {
     "progress": ("Progress",),
     "run": ("RunDirectory",),
 }
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "EMA",
@@ -79,11 +79,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy(__name__, _HOME)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from leafward.files import write_json, write_text
 
 JOB, RESULT, ERROR, LOG = "job.json", "result.json", "error.txt", "log.txt"
 ATTEMPTS = 2
+GRACE_SECONDS = 30
 
 
 @dataclass(frozen=True)
@@ -123,9 +126,10 @@ def _run_on_ray(name: str, jobs: Mapping[Path, dict[str, Any]], workers: int) ->
     ray = require("ray", "cluster")
     started = not ray.is_initialized()
     if started:
-        ray.init(
-            num_cpus=None if "RAY_ADDRESS" in os.environ else workers, log_to_driver=False, include_dashboard=False
-        )
+        with _own_signals():
+            ray.init(
+                num_cpus=None if "RAY_ADDRESS" in os.environ else workers, log_to_driver=False, include_dashboard=False
+            )
     # One call per process; Ray's own retries are off because a retry is counted here.
     remote = ray.remote(max_calls=1, max_retries=0)(_attempt)
     queue = list(jobs)[::-1]
@@ -146,8 +150,20 @@ def _run_on_ray(name: str, jobs: Mapping[Path, dict[str, Any]], workers: int) ->
             else:
                 yield home, error
     finally:
+        if running:  # stopped by a signal: jobs that have been told to stop may save what they have
+            ray.wait(list(running), num_returns=len(running), timeout=GRACE_SECONDS)
         if started:
             ray.shutdown()
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Afterwards SIGTERM and SIGINT do what they did before: Ray would end the process at once."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(number, handler)
 
 
 def _ray_outcome(ray: Any, ready: Any, home: Path) -> str | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import signal
 from collections.abc import Mapping
 from contextlib import ExitStack, closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -341,4 +342,9 @@ def to_device(batch: Any, device: torch.device) -> Any:
         return type(batch)(*(to_device(value, device) for value in batch))
     if isinstance(batch, list | tuple):
         return type(batch)(to_device(value, device) for value in batch)
+    if is_dataclass(batch) and not isinstance(batch, type):
+        moved = copy.copy(batch)
+        for field in fields(batch):  # also of a frozen one, and without running its __post_init__ again
+            object.__setattr__(moved, field.name, to_device(getattr(batch, field.name), device))
+        return moved
     return batch

@@ -26,6 +26,7 @@ from leafward.geometry.scalars import (
     atan2,
     dot,
     largest,
+    narrow,
     norm,
     polar,
     sinhc,
@@ -163,7 +164,7 @@ def expmap(x: Tensor, u: Tensor, c: Curv) -> Tensor:
     """Exponential map at x, cosh(ν) x + sinh(ν)/ν u with ν = √c|u|_L: (..., n), (..., n) -> (..., n)."""
     z, p = polar(x), tame(u)
     nu, shrink = _saturate(c**0.5 * _length(z, p, c), c, x.dtype)
-    return tame(torch.cosh(nu) * z[0] + sinhc(nu) * shrink * p).to(x.dtype)
+    return narrow(tame(torch.cosh(nu) * z[0] + sinhc(nu) * shrink * p), x.dtype)
 
 
 def logmap(x: Tensor, y: Tensor, c: Curv) -> Tensor:
@@ -174,7 +175,7 @@ def logmap(x: Tensor, y: Tensor, c: Curv) -> Tensor:
     """
     p, q = polar(x), polar(y)
     delta = 2.0 * asinh(_half_chord(p, q, c))
-    return ((q[0] - p[0]) / sinhc(delta) - delta * torch.tanh(0.5 * delta) * p[0]).to(x.dtype)
+    return narrow((q[0] - p[0]) / sinhc(delta) - delta * torch.tanh(0.5 * delta) * p[0], x.dtype)
 
 
 def geodesic(x: Tensor, y: Tensor, fraction: Curv, c: Curv) -> Tensor:
@@ -202,13 +203,13 @@ def transport(x: Tensor, y: Tensor, u: Tensor, c: Curv) -> Tensor:
     gap = q - p
     product = dot(gap, w) - dot(gap, q + p) / (tp + tq) * dot(p, w) / tp
     half = _half_chord((p, r), (q, s), c)
-    return (w + c * product / (2.0 + 2.0 * half * half) * (p + q)).to(u.dtype)
+    return narrow(w + c * product / (2.0 + 2.0 * half * half) * (p + q), u.dtype)
 
 
 def transport0(y: Tensor, u: Tensor, c: Curv) -> Tensor:
     """Parallel transport from the origin to y, u + c (y·u)/(1 + √c t) · y: (..., n), (..., n) -> (..., n)."""
     (q, r), w = polar(y), tame(u)
-    return (w + c * dot(q, w) / (1.0 + _cosh(c**0.5 * r)) * q).to(u.dtype)
+    return narrow(w + c * dot(q, w) / (1.0 + _cosh(c**0.5 * r)) * q, u.dtype)
 
 
 def centroid(x: Tensor, weights: Tensor | None, c: Curv) -> Tensor:
@@ -257,7 +258,7 @@ def residual(x: Tensor, y: Tensor, weight: Curv, c: Curv) -> Tensor:
 
 def rescale(x: Tensor, c: Curv, new_c: Curv) -> Tensor:
     """The homothety to another curvature: same direction, same √c · radius. Distances scale by √(c/new_c)."""
-    return (wide(x) * (c / new_c) ** 0.5).to(x.dtype)
+    return narrow(tame(x) * (c / new_c) ** 0.5, x.dtype)
 
 
 def to_poincare(x: Tensor, c: Curv) -> Tensor:

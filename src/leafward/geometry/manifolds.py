@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from leafward.geometry import euclidean, lorentz, poincare
 from leafward.geometry.curvature import Curvature, checked
 from leafward.geometry.sampling import ball_radius, directions
-from leafward.geometry.scalars import Curv, dot, sqrt, wide
+from leafward.geometry.scalars import Curv, dot, sqrt, tame, wide
 
 
 class Manifold(nn.Module, ABC):
@@ -169,7 +169,8 @@ class Lorentz(_Curved):
 
     def minkowski(self, x: Tensor, y: Tensor) -> Tensor:
         """The ambient product ⟨x,y⟩_L = -x_t y_t + x_s·y_s: (..., n+1), (..., n+1) -> (...)."""
-        return (dot(x[..., 1:], y[..., 1:]) - x[..., :1] * y[..., :1]).squeeze(-1)
+        p, q = tame(x), tame(y)
+        return (dot(p[..., 1:], q[..., 1:]) - p[..., :1] * q[..., :1]).squeeze(-1).to(x.dtype)
 
     def inner(self, x: Tensor, u: Tensor, v: Tensor) -> Tensor:
         return lorentz.inner(x[..., 1:], u[..., 1:], v[..., 1:], self.c)
@@ -179,7 +180,8 @@ class Lorentz(_Curved):
 
     def _tangent(self, x: Tensor, space: Tensor) -> Tensor:
         """Complete a tangent vector at x from its space part: u_t = x_s·u_s / t."""
-        return torch.cat([dot(x[..., 1:], space) / self.time(x[..., 1:]), space], dim=-1)
+        point, u = self.lift(wide(x[..., 1:])), wide(space)
+        return torch.cat([dot(point[..., 1:], u) / point[..., :1], u], dim=-1).to(space.dtype)
 
     def expmap0(self, v: Tensor) -> Tensor:
         return lorentz.expmap0_lifted(v, self.c)
@@ -325,7 +327,7 @@ class Euclidean(Manifold):
         return x
 
     def inner(self, x: Tensor, u: Tensor, v: Tensor) -> Tensor:
-        return dot(wide(u), wide(v)).squeeze(-1).to(u.dtype)
+        return dot(tame(u), tame(v)).squeeze(-1).to(u.dtype)
 
     def expmap0(self, v: Tensor) -> Tensor:
         return v

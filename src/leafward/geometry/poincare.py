@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from leafward.geometry import lorentz
-from leafward.geometry.scalars import Curv, asinh, atanhc, dot, norm, polar, sqrt, tame, tanhc, tiny, wide
+from leafward.geometry.scalars import Curv, asinh, atanhc, dot, narrow, norm, polar, sqrt, tame, tanhc, tiny, wide
 
 
 def edge(dtype: torch.dtype) -> float:
@@ -100,7 +100,7 @@ def cdist(p: Tensor, q: Tensor, c: Curv, precise: bool = True) -> Tensor:
 def inner(p: Tensor, u: Tensor, v: Tensor, c: Curv) -> Tensor:
     """Riemannian inner product λ_p² u·v of tangent vectors at p: three (..., n) -> (...)."""
     factor = conformal(wide(p), c)
-    return (dot(factor * tame(u), factor * tame(v))).squeeze(-1).to(u.dtype)
+    return dot(tame(factor * tame(u)), tame(factor * tame(v))).squeeze(-1).to(u.dtype)
 
 
 def _gyro_denominator(x: Tensor, y: Tensor, c: Curv) -> Tensor:
@@ -127,11 +127,16 @@ def mobius_scale(r: Curv, p: Tensor, c: Curv) -> Tensor:
 def mobius_matvec(matrix: Tensor, p: Tensor, c: Curv) -> Tensor:
     """Möbius matrix multiple M ⊗ p = exp₀(M log₀ p): (m, n), (..., n) -> (..., m)."""
     with torch.autocast(p.device.type, enabled=False):
-        return expmap0(logmap0(p, c) @ matrix.to(p.dtype).mT, c)
+        tangent = logmap0(wide(project(p, c)), c)
+        return _inside(expmap0(tangent @ tame(matrix).to(tangent.dtype).mT, c), c, p.dtype)
 
 
 def gyration(p: Tensor, q: Tensor, w: Tensor, c: Curv) -> Tensor:
     """The rotation gyr[p, q] w that makes Möbius addition associative: three (..., n) -> (..., n)."""
+    return narrow(_gyration(project(wide(p), c), project(wide(q), c), tame(w), c), w.dtype)
+
+
+def _gyration(p: Tensor, q: Tensor, w: Tensor, c: Curv) -> Tensor:
     pq, pw, qw = c * dot(p, q), c * dot(p, w), c * dot(q, w)
     pp, qq = c * dot(p, p), c * dot(q, q)
     along_p = -pw * qq + qw + 2.0 * pq * qw
@@ -159,7 +164,7 @@ def geodesic(p: Tensor, q: Tensor, fraction: Curv, c: Curv) -> Tensor:
 def transport(p: Tensor, q: Tensor, u: Tensor, c: Curv) -> Tensor:
     """Parallel transport of a tangent vector from p to q, (λ_p/λ_q) gyr[q, −p] u: three (..., n) -> (..., n)."""
     x, y = project(wide(p), c), project(wide(q), c)
-    return (gyration(y, -x, tame(u), c) * (conformal(x, c) / conformal(y, c))).to(u.dtype)
+    return narrow(_gyration(y, -x, tame(u), c) * (conformal(x, c) / conformal(y, c)), u.dtype)
 
 
 def transport0(q: Tensor, u: Tensor, c: Curv) -> Tensor:

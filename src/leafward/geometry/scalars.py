@@ -61,6 +61,14 @@ def tame(x: Tensor) -> Tensor:
     return polar(x)[0]
 
 
+def narrow(z: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows `z` (..., n) in `dtype`; in float16, whose range is small, long ones are pulled back along their ray."""
+    if dtype != torch.float16:
+        return z.to(dtype)
+    reach = torch.linalg.vector_norm(z.detach(), dim=-1, keepdim=True)
+    return (z * (largest(dtype) / reach.clamp_min(largest(dtype)))).to(dtype)
+
+
 def _traced(x: Tensor) -> bool:
     return torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x)  # pyright: ignore
 

@@ -127,10 +127,11 @@ def _snapshots(config: Config) -> list[int]:
     return sorted({round(first * ratio ** (k / (config.snapshots - 1))) for k in range(config.snapshots)})
 
 
-def train(packs: Sequence[Pack], out: Path, workers: int) -> dict[str, Any]:
+def train(packs: Sequence[Pack], out: Path, workers: int, executor: str = "local") -> dict[str, Any]:
     """Train what is missing; rows (one for each model and snapshot), norm histograms and failures.
 
-    `workers` processes at a time, or this process if 0. The tables of a finished grid are kept in the run directory.
+    `workers` processes of the `executor` at a time, or this process if 0. The tables of a finished grid are kept in
+    the run directory.
     """
     home = out / "checkpoints"
     if (home / TABLE).exists():
@@ -139,7 +140,10 @@ def train(packs: Sequence[Pack], out: Path, workers: int) -> dict[str, Any]:
     began = monotonic()
     with _watching(packs, home) as done:
         started = done()
-        results, failures = _train_here(packs, home) if workers == 0 else _train_apart(packs, home, workers)
+        if workers == 0:
+            results, failures = _train_here(packs, home)
+        else:
+            results, failures = _train_apart(packs, home, workers, executor)
         trained = done() - started
     if not any(results):
         raise LeafwardError(f"every pack failed; the first: {failures[0]['message']} (see {failures[0]['trace']})")
@@ -162,12 +166,14 @@ def train(packs: Sequence[Pack], out: Path, workers: int) -> dict[str, Any]:
     return table
 
 
-def _train_apart(packs: Sequence[Pack], home: Path, workers: int) -> tuple[list[Any], list[dict[str, Any]]]:
+def _train_apart(
+    packs: Sequence[Pack], home: Path, workers: int, executor: str
+) -> tuple[list[Any], list[dict[str, Any]]]:
     from leafward.engine.executor import run_jobs
 
     with _forwarding_signals(home / STOP) as received:
         try:
-            jobs = run_jobs(train_pack, packs, home, workers=workers, show=False)
+            jobs = run_jobs(train_pack, packs, home, executor=executor, workers=workers, show=False)
         except KeyboardInterrupt:
             raise _interrupted(received[-1], packs, home) from None
     failures = [_failure(failure.config, failure.message, failure.trace) for failure in jobs.failures]

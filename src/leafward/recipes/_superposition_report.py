@@ -143,6 +143,8 @@ def _joint(made: Page, fits: Sequence[dict[str, Any]]) -> None:
         else:
             cells = [Estimate(fit["exponents"][name], fit["intervals"][name]) for name in names]
             remark = f"rms error {fit['rms_log_error']:.1%}"
+            if fit["undetermined"]:
+                remark += f"; these data do not settle the exponent of {', '.join(fit['undetermined'])}"
         rows.append([law_words(fit["law"]), round(fit["decay"], 3), *cells, remark])
     made.table(["law", "γ", *names, ""], rows, "Exponents of the joint law, a sum of one power of each axis")
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from leafward.errors import UsageError
 
 SUMMARY = "Toy models of superposition: loss against width, geometry, and the claims of the paper with intervals."
-MAY_CHANGE = ("workers", "device")
+MAY_CHANGE = ("workers", "executor", "device")
 """Fields that a resumed run may change."""
 
 
@@ -77,12 +77,17 @@ class Config:
     """Precision of training; tf32 needs cuda."""
     workers: int | None = None
     """Processes on a CPU, one thread each; None: one for each core; 0: train in this process."""
+    executor: Literal["local", "ray"] = "local"
+    """Where those processes run: on this machine, or on a Ray cluster that sees the run directory."""
     pack: int | None = None
     """Models trained together; None: 15 on a CPU, all that share their data on a GPU."""
     checkpoint_every: int = 2000
     """Steps between checkpoints."""
 
     def __post_init__(self) -> None:
+        from leafward.engine.config import check_types
+
+        check_types(self)
         for name in ("widths", "decays", "laws", *(("data_rows",) if "data" in self.axis else ())):
             values = getattr(self, name)
             _need(len(values) > 0, name, "a list with at least one entry", values)
@@ -98,6 +103,7 @@ class Config:
         _need(self.snapshots >= 2, "snapshots", "an integer ≥ 2", self.snapshots)
         _need(self.seed >= 0, "seed", "an integer ≥ 0", self.seed)
         _need(self.workers is None or self.workers >= 0, "workers", "an integer ≥ 0, or None", self.workers)
+        _need(self.workers != 0 or self.executor == "local", "workers", "an integer ≥ 1 on Ray", self.workers)
         _need(0 <= self.warmup <= 1, "warmup", "a fraction of the steps, 0 to 1", self.warmup)
         for name in ("lr", "bias_lr", "density", "loss_scale"):
             value = getattr(self, name)
@@ -165,11 +171,13 @@ def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = Fa
     from leafward.recipes import _superposition_packs as packs
 
     device = _device(config.device)
+    if device == "cuda" and config.executor == "ray":
+        raise UsageError("executor must be local where cuda trains, in this process; for ray use --device cpu")
     jobs = packs.plan(config, device)
     directory = RunDirectory.create(
         out, config, resume=resume, overwrite=overwrite, may_change=MAY_CHANGE, recipe="superposition"
     )
-    trained = packs.train(jobs, directory.path, workers=_workers(config, device))
+    trained = packs.train(jobs, directory.path, workers=_workers(config, device), executor=config.executor)
     result = analysis.analyse(config, trained)
     directory.rewind(0)  # an earlier attempt may have come this far
     for record in analysis.curves(config, trained["rows"]):

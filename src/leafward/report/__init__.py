@@ -12,8 +12,9 @@ Everything is imported on first use, so that `import leafward.report` costs noth
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from leafward._lazy import lazy
 
 if TYPE_CHECKING:
     from leafward.report.comparison import compare
@@ -56,17 +57,25 @@ __all__ = [
     "to_svg",
 ]
 
-_HOME = {"compare": "comparison", "Estimate": "number", "Number": "number", "Page": "page"}
-_HOME |= {"Run": "runs", "read_run": "runs"}  # everything else: figures
+_HOME = {
+    "comparison": ("compare",),
+    "figures": (
+        "SERIES",
+        "colour_css",
+        "figure_css",
+        "legend",
+        "line_with_band",
+        "literal",
+        "log_axis",
+        "new_figure",
+        "points_with_bars",
+        "save_svg",
+        "style",
+        "to_svg",
+    ),
+    "number": ("Estimate", "Number"),
+    "page": ("Page",),
+    "runs": ("Run", "read_run"),
+}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_HOME.get(name, 'figures')}")
-    value = globals()[name] = getattr(module, name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy(__name__, _HOME)

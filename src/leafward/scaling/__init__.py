@@ -9,8 +9,9 @@ Names are imported on first use, so that importing the package costs nothing; sc
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from leafward._lazy import lazy
 
 if TYPE_CHECKING:
     from leafward.scaling.compare import Candidate, Comparison, compare_laws
@@ -27,22 +28,11 @@ if TYPE_CHECKING:
     from leafward.scaling.width import WidthFit, fit_width
 
 _HOME = {
-    "Candidate": "compare",
-    "Comparison": "compare",
-    "Extrapolation": "ranges",
-    "Interval": "results",
-    "JointFit": "results",
-    "PowerLawFit": "results",
-    "RangeChoice": "ranges",
-    "RangeReport": "ranges",
-    "WidthFit": "width",
-    "choose_range": "ranges",
-    "compare_laws": "compare",
-    "fit_joint_law": "laws",
-    "fit_power_law": "laws",
-    "fit_ranges": "ranges",
-    "fit_width": "width",
-    "leave_largest_out": "ranges",
+    "compare": ("Candidate", "Comparison", "compare_laws"),
+    "laws": ("fit_joint_law", "fit_power_law"),
+    "ranges": ("Extrapolation", "RangeChoice", "RangeReport", "choose_range", "fit_ranges", "leave_largest_out"),
+    "results": ("Interval", "JointFit", "PowerLawFit"),
+    "width": ("WidthFit", "fit_width"),
 }
 
 __all__ = [
@@ -65,11 +55,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy(__name__, _HOME)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from leafward._lazy import lazy
 
 if TYPE_CHECKING:
     from leafward.superposition.audit_matrix import audit
@@ -13,19 +14,11 @@ if TYPE_CHECKING:
     from leafward.superposition.theory import etf_limit, etf_overlap, random_overlap, weak_loss, welch_bound
 
 _HOME = {
-    "audit": "audit_matrix",
-    "AuditReport": "audit_report",
-    "Fleet": "fleet",
-    "FleetOptions": "fleet",
-    "ModelSpec": "fleet",
-    "log_steps": "fleet",
-    "width_scaled_rates": "fleet",
-    "frequencies": "laws",
-    "etf_limit": "theory",
-    "etf_overlap": "theory",
-    "random_overlap": "theory",
-    "weak_loss": "theory",
-    "welch_bound": "theory",
+    "audit_matrix": ("audit",),
+    "audit_report": ("AuditReport",),
+    "fleet": ("Fleet", "FleetOptions", "ModelSpec", "log_steps", "width_scaled_rates"),
+    "laws": ("frequencies",),
+    "theory": ("etf_limit", "etf_overlap", "random_overlap", "weak_loss", "welch_bound"),
 }
 
 __all__ = [
@@ -45,14 +38,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that importing the package costs nothing."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(__name__, _HOME)

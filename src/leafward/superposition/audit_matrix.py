@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from leafward.errors import DataError, UsageError
+from leafward.errors import DataError, LeafwardError, UsageError
 from leafward.superposition.audit_pairs import BINS, Estimate, PairSums, regression_estimate
 from leafward.superposition.audit_report import (
     AuditReport,
@@ -26,6 +25,7 @@ from leafward.superposition.audit_report import (
 )
 from leafward.superposition.audit_verdict import judge
 from leafward.superposition.devices import compute_device
+from leafward.superposition.laws import read_counts
 from leafward.superposition.matrices import Target, open_matrix
 from leafward.superposition.matrix_files import Matrix
 from leafward.superposition.overlap import (
@@ -61,9 +61,9 @@ def audit(
     """Measure the overlaps of the rows of `target` (see `open_matrix`), streaming it in slices.
 
     `centre` also measures them with the mean row removed; `fold_norm` multiplies the final norm's gain into
-    the rows; `token_counts` (n,) are frequencies of the rows, or a `.npy` file of them; `sample` rows serve the
-    estimates; `exact` computes these from all pairs instead (n²m FLOP). `device` defaults to CUDA where there
-    is one. `progress(done, total)` is called as rows go by.
+    the rows; `token_counts` (n,) are frequencies of the rows, or a file of them in that order (see
+    `laws.read_counts`); `sample` rows serve the estimates; `exact` computes these from all pairs instead (n²m FLOP).
+    `device` defaults to CUDA where there is one. `progress(done, total)` is called as rows go by.
     """
     if sample < LEAST_SAMPLE:
         raise UsageError(f"sample must be at least {LEAST_SAMPLE} rows, got {sample}")
@@ -198,11 +198,10 @@ def _histogram(sums: PairSums, rows: int) -> Histogram:
 def _read_counts(given: Counts, matrix: Matrix) -> torch.Tensor:
     """Token counts (n,) as float64; counts for stored padding rows are cut off."""
     if isinstance(given, str | os.PathLike):
-        path = Path(given)
         try:
-            given = np.load(path, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"token_counts: cannot read {path} as a .npy array: {error}") from error
+            given = read_counts(given)
+        except LeafwardError as error:
+            raise type(error)(f"token_counts: {error}") from error
     try:
         counts = torch.as_tensor(given).double().cpu()
     except (TypeError, ValueError, RuntimeError) as error:

@@ -14,6 +14,7 @@ from leafward.superposition.audit_pairs import Estimate
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 TOP_ROWS = 10
+SHOWN_ROWS = 5
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ class AuditReport:
         """Rows (name, value, standard error or "exact", reference) for a terminal or a page."""
         rows = [
             TableRow("rows × width", f"{self.rows:,} × {self.width:,}", "exact", ""),
-            TableRow("rows left out (zero)", f"{len(self.zero_rows):,}", "exact", ""),
+            TableRow("rows left out (zero)", _listed(self.zero_rows), "exact", ""),
             TableRow("rows that repeat another", f"{self.duplicate_rows:,}", "exact", ""),
             TableRow("norm, mean ± std", f"{self.norms.mean:.4g} ± {self.norms.std:.4g}", "exact", ""),
             TableRow("norm, min … max", f"{self.norms.min:.4g} … {self.norms.max:.4g}", "exact", ""),
@@ -276,6 +277,14 @@ def _frequency_rows(frequency: Frequency, references: References) -> list[TableR
         TableRow("interference of a token by frequency", f"{frequency.interference:.4g}", "exact", random),
         TableRow("correlation of norm and ln(count)", f"{frequency.norm_correlation:.3f}", "exact", ""),
     ]
+
+
+def _listed(rows: tuple[int, ...]) -> str:
+    """How many, and which: the first few."""
+    if not rows:
+        return "0"
+    more = ", …" if len(rows) > SHOWN_ROWS else ""
+    return f"{len(rows):,}: {', '.join(map(str, rows[:SHOWN_ROWS]))}{more}"
 
 
 def _shown(estimate: Estimate) -> tuple[str, str]:

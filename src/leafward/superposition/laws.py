@@ -52,7 +52,7 @@ def frequencies(law: Law, features: int, density: float | None = 1.0) -> np.ndar
 def _named(law: str, features: int) -> np.ndarray:
     name, _, argument = law.partition(":")
     if name == "counts":
-        counts = read_counts(argument)
+        counts = ranked_counts(argument)
         if len(counts) < features:
             raise DataError(f"{argument} has {len(counts)} non-zero counts, fewer than features={features}")
         return counts[:features]
@@ -72,8 +72,14 @@ def _named(law: str, features: int) -> np.ndarray:
     return weight(np.arange(1.0, features + 1), parameter)
 
 
+def ranked_counts(path: str | os.PathLike[str]) -> np.ndarray:
+    """Non-zero counts from a file (see `read_counts`), largest first."""
+    counts = read_counts(path)
+    return np.sort(counts[counts > 0])[::-1]
+
+
 def read_counts(path: str | os.PathLike[str]) -> np.ndarray:
-    """Non-zero counts from a file, largest first, float64.
+    """Counts ≥ 0 from a file, in its order, float64.
 
     ``.npy`` holds a vector, ``.txt`` one number per line, ``.json`` a list or an object of token → count.
     """
@@ -87,11 +93,11 @@ def read_counts(path: str | os.PathLike[str]) -> np.ndarray:
         raise UsageError(f"counts file {path} must end in .npy, .txt or .json")
     try:
         counts = np.asarray(readers[path.suffix](path), dtype=np.float64)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, EOFError) as error:
         raise DataError(f"cannot read counts from {path}: {error}") from error
     if counts.ndim != 1 or not np.isfinite(counts).all() or (counts < 0).any():
         raise DataError(f"counts in {path} must be one list of finite numbers ≥ 0")
-    return np.sort(counts[counts > 0])[::-1]
+    return counts
 
 
 def _read_json(path: Path) -> np.ndarray:

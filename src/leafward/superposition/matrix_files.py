@@ -21,6 +21,7 @@ from leafward.errors import DataError, UsageError, nearest
 
 SLICE_ROWS = 8192
 FLOATING = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+NPY_MAGIC = b"\x93NUMPY"
 PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
 
 
@@ -135,6 +136,9 @@ def from_array(array: torch.Tensor | np.ndarray, label: str = "array") -> Matrix
 def from_npy(path: Path) -> Matrix:
     """Open a `.npy` matrix; object arrays (pickles inside) are refused by numpy and by us."""
     try:
+        with open(path, "rb") as file:
+            if file.read(len(NPY_MAGIC)) != NPY_MAGIC:
+                raise DataError(f"{path} is not a .npy file (it may be a pickle): it does not begin as one")
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
         raise DataError(f"{path} is not a plain .npy array, or it is truncated: {error}") from error

@@ -25,7 +25,7 @@ def from_zoo(zoo: str, name: str, tensor: str | None) -> Matrix:
     known = library.list_models()
     if name.partition(".")[0] not in known:
         alike = [other for other in known if other[:3].lower() == name[:3].lower()]
-        raise UsageError(f"{zoo} has no model {name!r}; {nearest(name, alike or known[:20])}")
+        raise UsageError(f"{zoo} has no model {name!r}; {nearest(name, alike or known)}")
     usual = _classifiers(library, name) if zoo == "timm" else CLIP_PROJECTIONS
     target = f"{zoo}:{name}" + (f"@{weights}" if weights else "")
     if weights and (Path(weights).suffix in {".safetensors", *PICKLES} or Path(weights).exists()):
