@@ -111,6 +111,29 @@ def test_cached_logits_equal_the_full_forward(preset, geometry):
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-5, atol=1e-5)
 
 
+@tiny
+@both
+def test_cache_of_fixed_size(preset, geometry):
+    """In a cache with room to spare the last keys are empty, and what a query sees goes by its position."""
+    model = stirred(preset, geometry=geometry)
+    x = tokens(2, 12)
+    cache = transformers.StaticCache(config=model.config, max_cache_len=20)
+    with torch.no_grad():
+        whole = model(x).logits
+        parts = [
+            model(part, past_key_values=cache, use_cache=True).logits
+            for part in (x[:, :7], *x[:, 7:10].split(1, dim=1), x[:, 10:])
+        ]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-5, atol=1e-5)
+    mask = torch.ones_like(x)
+    mask[0, :3] = 0
+    texts = [
+        model.generate(x, attention_mask=mask, max_new_tokens=4, pad_token_id=0, **how)
+        for how in ({}, {"cache_implementation": "static", "disable_compile": True})
+    ]
+    assert torch.equal(*texts)
+
+
 def test_cache_holds_as_many_numbers_as_it_should():
     """latent + 1 + rope + 2·heads per token and layer: 93 at the 120M shape (94 with the published latent of 65)."""
     model = HelmForCausalLM(HelmConfig.preset("helm-mice-120m", vocab_size=64, num_hidden_layers=2)).eval()

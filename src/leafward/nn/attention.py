@@ -6,14 +6,24 @@ import math
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leafward.errors import UsageError
-from leafward.nn.lanes import Visible, attend, centroid, dispatch, pad_lanes
+from leafward.nn import kernels
+from leafward.nn.lanes import (
+    Visible,
+    centroid_lanes,
+    dispatch,
+    key_lanes,
+    pad_lanes,
+    query_lanes,
+    value_lanes,
+)
 from leafward.nn.linear import Linear
 from leafward.nn.norm import RMSNorm
 from leafward.nn.rotary import Table, rotate
-from leafward.nn.space import LORENTZ, Space, positive
+from leafward.nn.space import LORENTZ, Space, positive, working_dtype
 
 CAUSAL = Visible()
 Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -27,7 +37,7 @@ class _Scored(nn.Module):
         super().__init__()
         if not 0.0 < score_scale < math.inf:
             raise UsageError(f"score_scale must be a positive finite number, got {score_scale!r}")
-        self.heads, self.space = heads, space
+        self.heads, self.head_width, self.space = heads, head_width, space
         self.score_scale, self.sharpness = score_scale, sharpness
         self.log_scale = nn.Parameter(torch.empty(1))
         self.out = Linear(heads * head_width, width, points=heads, space=space)
@@ -41,14 +51,10 @@ class _Scored(nn.Module):
         """The factor on ⟨q,k⟩_L, (1,)."""
         return torch.exp(self.log_scale) * self.sharpness
 
-    def attended(self, q: Tensor, k: Tensor, v: Tensor, rule: Visible) -> Tensor:
-        """Heads q, k, v (B, H or G, T, ·) -> (B, T, width)."""
-        return self.leave(*attend(q, k, v, self.scale, rule, self.space))
-
-    def leave(self, points: Tensor, times: Tensor | None) -> Tensor:
-        """Heads' points (B,H,T,e) and times (B,H,T,1) -> (B,T,width)."""
-        s = points.transpose(1, 2).flatten(2)
-        return self.out(s, None if times is None else times.squeeze(-1).transpose(1, 2))
+    def leave(self, q: Tensor, k: Tensor, v: Tensor, rule: Visible) -> Tensor:
+        """Lanes q, k, v (B, H or G, T or S, ·) -> (B, T, width)."""
+        total = dispatch(q, k, v, rule)
+        return self.out.of_lanes(centroid_lanes(total, self.head_width, self.space).transpose(1, 2))
 
 
 class Attention(_Scored):
@@ -81,16 +87,33 @@ class Attention(_Scored):
         self.qkv = Linear(width, (heads + 2 * kv_heads) * head_width, space=space)
 
     def forward(
-        self, s: Tensor, table: Table | None = None, rule: Visible = CAUSAL, store: Store | None = None
+        self,
+        s: Tensor,
+        table: Table | None = None,
+        rule: Visible = CAUSAL,
+        store: Store | None = None,
+        t: Tensor | None = None,
     ) -> Tensor:
-        q, k, v = self.project(s, table)
+        """s (B,T,width), t (B,T,1): its time, where the caller has it. The store keeps lanes, ready for the product."""
+        q, k, v = self.lanes(s, t, table)
         if store is not None:
             k, v = store(k, v)
-        return self.attended(q, k, v, rule)
+        return self.leave(q, k, v, rule)
 
-    def project(self, s: Tensor, table: Table | None) -> tuple[Tensor, Tensor, Tensor]:
+    def lanes(self, s: Tensor, t: Tensor | None, table: Table | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Lanes of queries (B,H,T,·), keys and values (B,G,T,·)."""
+        qkv, space = self.qkv, self.space
+        served = kernels.serve(s) and working_dtype(s).itemsize == 2
+        if served and table is not None and qkv.time_weight is not None and qkv.bias is not None:
+            t = space.time(s) if t is None else t
+            parts = F.linear(s, qkv.weight), qkv.bias, t, qkv.time_weight
+            return kernels.head_lanes(*parts, table, self.scale, self.heads, self.kv_heads, space.c)
+        q, k, v = self.project(s, t, table)
+        return query_lanes(q, self.scale, space), key_lanes(k, space), value_lanes(v, space)
+
+    def project(self, s: Tensor, t: Tensor | None, table: Table | None) -> tuple[Tensor, Tensor, Tensor]:
         """Space parts of queries (B,H,T,d), keys and values (B,G,T,d), positions applied."""
-        heads = self.qkv(s).unflatten(-1, (self.heads + 2 * self.kv_heads, -1)).transpose(1, 2)
+        heads = self.qkv(s, t).unflatten(-1, (self.heads + 2 * self.kv_heads, -1)).transpose(1, 2)
         q, k, v = heads.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         return (q, k, v) if table is None else (rotate(q, table), rotate(k, table), v)
 
@@ -135,16 +158,25 @@ class LatentAttention(_Scored):
         self.latent_norm = RMSNorm(latent, eps)
         self.expand = Linear(latent, heads * (nope_width + value_width), space=space)
 
-    def forward(self, s: Tensor, table: Table, rule: Visible = CAUSAL, store: Store | None = None) -> Tensor:
-        q = self.queries(s, table)
-        latent, k_rope = self.compressed(s, table)
+    def forward(
+        self,
+        s: Tensor,
+        table: Table,
+        rule: Visible = CAUSAL,
+        store: Store | None = None,
+        t: Tensor | None = None,
+    ) -> Tensor:
+        """s (B,T,width), t (B,T,1): its time, where the caller has it. The store keeps :meth:`remembered`."""
+        q = self.queries(s, t, table)
+        latent, k_rope = self.compressed(s, t, table)
         k_nope, v = self.expanded(latent)
         k = torch.cat([k_nope, k_rope.expand(-1, self.heads, -1, -1)], dim=-1)
         if store is not None:
             memory, _ = store(self.remembered(latent, k_rope, k, v), k[:, :1, :, :0])
             if memory.shape[2] > s.shape[1]:
                 return self.recalled(q, memory, rule)
-        return self.attended(q, k, v, rule)
+        space = self.space
+        return self.leave(query_lanes(q, self.scale, space), key_lanes(k, space), value_lanes(v, space), rule)
 
     def remembered(self, latent: Tensor, k_rope: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """What the cache keeps of each token, (B,1,T,·): [latent; its time; k_rope; times of keys; times of values],
@@ -175,11 +207,11 @@ class LatentAttention(_Scored):
         total = dispatch(query, memory, memory, rule)
         value = total[..., : self.latent] @ weight[:, self.nope_width :].mT + bias
         if times is None:
-            return self.leave(value, None)
+            return self.out.of_lanes(value.transpose(1, 2))
         value = value + total[..., self.latent : self.latent + 1] * times[:, self.nope_width :].mT
         end = self.latent + 1 + self.rope_width + self.heads
         t = (total[..., end : end + self.heads] * own).sum(dim=-1, keepdim=True)
-        return self.leave(*centroid(value, t, self.space.c))
+        return self.out.of_lanes(centroid_lanes(pad_lanes([value, t]), self.value_width, self.space).transpose(1, 2))
 
     def _expansion(self) -> tuple[Tensor, Tensor | None, Tensor]:
         """`expand` by heads: weight (H, nope+value, latent), its time column, the values' bias (H, 1, value)."""
@@ -189,15 +221,16 @@ class LatentAttention(_Scored):
         bias = expand.bias.unflatten(0, (self.heads, 1, -1))[..., self.nope_width :]
         return expand.weight.unflatten(0, (self.heads, -1)), times, bias
 
-    def queries(self, s: Tensor, table: Table) -> Tensor:
+    def queries(self, s: Tensor, t: Tensor | None, table: Table) -> Tensor:
         """(B,T,width) -> (B,H,T,nope+rope)."""
-        q = self.query(s).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        q = self.query(s, t) if isinstance(self.query, Linear) else self.query(s)
+        q = q.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         nope, rope = q.split([self.nope_width, self.rope_width], dim=-1)
         return torch.cat([nope, rotate(rope, table)], dim=-1)
 
-    def compressed(self, s: Tensor, table: Table) -> tuple[Tensor, Tensor]:
+    def compressed(self, s: Tensor, t: Tensor | None, table: Table) -> tuple[Tensor, Tensor]:
         """What a token leaves behind: latent point (B,T,latent) and rotated shared key (B,1,T,rope)."""
-        latent, rope = self.compress(s).split([self.latent, self.rope_width], dim=-1)
+        latent, rope = self.compress(s, t).split([self.latent, self.rope_width], dim=-1)
         return self.latent_norm(latent), rotate(rope.unsqueeze(1), table)
 
     def expanded(self, latent: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,10 +16,13 @@ from torch import Tensor, nn
 
 from leafward.errors import UsageError
 from leafward.geometry import Curvature, lorentz
-from leafward.geometry.scalars import wide
-from leafward.nn.grouped import grouped_matmul
-from leafward.nn.lanes import pad_lanes, working_dtype
-from leafward.nn.space import LORENTZ, Space, positive
+from leafward.geometry.scalars import norm, wide
+from leafward.nn.grouped import collect, grouped_matmul, spread
+from leafward.nn.lanes import pad_lanes
+from leafward.nn.space import LORENTZ, Space, positive, time_of_norm, working_dtype
+
+Matmul = Callable[[Tensor, Tensor], Tensor]
+"""Rows (..., K) times the matrices (E, K, N) of their experts -> (..., N)."""
 
 
 class Curvatures(Curvature):
@@ -105,8 +108,9 @@ def _moved_wide(fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 class ExpertBank(nn.Module):
     """SwiGLU networks side by side, expert e on the hyperboloid of curvature -c_e.
 
-    A point comes over by the homothety √(c/c_e) and goes back by its inverse; between them each expert is a
-    :class:`FeedForward`. Time and bias are lanes of the product, [s; t; 1; 0…], so one grouped GEMM does it all.
+    A point comes over by the homothety √(c/c_e), which takes its time along, and goes back by its inverse; between
+    them each expert is a :class:`FeedForward`. Time and bias are lanes of the product, [s; t; 1; 0…], so one grouped
+    GEMM does it all.
     """
 
     def __init__(
@@ -119,15 +123,16 @@ class ExpertBank(nn.Module):
         self.up = ExpertLinear(experts, width, 2 * hidden, space)
         self.down = ExpertLinear(experts, hidden, width, space)
 
-    def forward(self, s: Tensor, expert: Tensor, matmul: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """s (..., n), expert (...) -> (..., n); `matmul` multiplies rows by the matrix of their expert."""
-        if self.curvature is None:
+    def forward(self, s: Tensor, t: Tensor | None, expert: Tensor, matmul: Matmul) -> Tensor:
+        """s (..., n), its time t (..., 1), expert (...) -> (..., n)."""
+        if self.curvature is None or t is None:
             gate, value = self.up(s, None, matmul).chunk(2, dim=-1)
             return self.down(F.silu(gate) * value, None, matmul)
         c = self.curvature().to(wide(s).dtype)[expert].unsqueeze(-1)
         over = torch.sqrt(self.space.c / c)
-        gate, value = self.up(over * s, c, matmul).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * value, c, matmul) / over
+        gate, value = self.up(over * s, over * t, matmul).chunk(2, dim=-1)
+        hidden = F.silu(gate) * value
+        return self.down(hidden, time_of_norm(norm(wide(hidden)), c), matmul) / over
 
 
 class ExpertLinear(nn.Module):
@@ -146,13 +151,12 @@ class ExpertLinear(nn.Module):
         if self.time_weight is not None:
             nn.init.zeros_(self.time_weight)
 
-    def forward(self, s: Tensor, c: Tensor | None, matmul: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """s (..., in), c (..., 1) -> (..., out)."""
+    def forward(self, s: Tensor, t: Tensor | None, matmul: Matmul) -> Tensor:
+        """s (..., in), t (..., 1) -> (..., out)."""
         dtype = working_dtype(s)
-        lanes = [s, torch.ones_like(s[..., :1])]
-        blocks = [self.weight, self.bias]
-        if c is not None and self.time_weight is not None:
-            lanes.insert(1, lorentz.time(wide(s), c))
+        lanes, blocks = [s, torch.ones_like(s[..., :1])], [self.weight, self.bias]
+        if t is not None and self.time_weight is not None:
+            lanes.insert(1, t)
             blocks.insert(1, self.time_weight)
         x = pad_lanes([lane.to(dtype) for lane in lanes])
         weight = pad_lanes([block.to(dtype).mT for block in blocks]).mT
@@ -186,32 +190,37 @@ class MiCE(nn.Module):
         self.routed = ExpertBank(experts, width, hidden, curvatures, learn_curvatures, space)
         self.shared = ExpertBank(shared, width, hidden, curvatures, learn_curvatures, space) if shared else None
 
-    def forward(self, s: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, s: Tensor, t: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """s (B,T,n), t (B,T,1): its time, where the caller has it."""
         chosen, weights, balance = self.gate(s)
-        rows, share = s.flatten(0, 1), weights.flatten(0, 1)
-        points = self._routed(rows, chosen.flatten(0, 1))
-        if self.shared is not None:
-            everywhere = self._shared(self.shared, rows)
-            points = torch.cat([points, everywhere], dim=1)
-            share = torch.cat([share, torch.ones_like(share[:, :1]).expand(-1, everywhere.shape[1])], dim=1)
         if self.space.curved:
+            t = (self.space.time(s) if t is None else t).flatten(0, 1)
+        rows, share = s.flatten(0, 1), weights.flatten(0, 1)
+        routed = self._routed(rows, t, chosen.flatten(0, 1))
+        everywhere = routed[:, :0] if self.shared is None else self._shared(self.shared, rows, t)
+        if self.space.curved:
+            points = torch.cat([routed, everywhere], dim=1)
+            share = torch.cat([share, share.new_ones(len(rows), everywhere.shape[1])], dim=1)
             out = lorentz.centroid(points, share, self.space.c)
         else:
-            out = (share.unsqueeze(-1) * points).sum(dim=1)
+            out = (share.unsqueeze(-1) * routed).sum(dim=1) + everywhere.sum(dim=1)
         return out.to(s.dtype).view_as(s), balance
 
-    def _routed(self, s: Tensor, chosen: Tensor) -> Tensor:
-        """s (N,n), chosen (N,k) -> (N,k,n): rows sorted by expert, through the experts, and back in place."""
+    def _routed(self, s: Tensor, t: Tensor | None, chosen: Tensor) -> Tensor:
+        """s (N,n), t (N,1), chosen (N,k) -> (N,k,n): rows sorted by expert, through the experts, and back in place."""
         flat = chosen.flatten()
         order = flat.argsort(stable=True)
+        slot = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=s.device)).view_as(chosen)
         expert = flat[order]
         ends = torch.searchsorted(expert, torch.arange(self.gate.experts, device=s.device), right=True, out_int32=True)
-        out = self.routed(s[order // self.gate.active], expert, lambda x, w: grouped_matmul(x, w, ends))
-        return torch.empty_like(out).index_copy(0, order, out).unflatten(0, chosen.shape)
+        times = None if t is None else spread(t, order, slot)
+        out = self.routed(spread(s, order, slot), times, expert, lambda x, w: grouped_matmul(x, w, ends))
+        return collect(out, order, slot)
 
     @staticmethod
-    def _shared(bank: ExpertBank, s: Tensor) -> Tensor:
-        """s (N,n) -> (N,S,n)."""
+    def _shared(bank: ExpertBank, s: Tensor, t: Tensor | None) -> Tensor:
+        """s (N,n), t (N,1) -> (N,S,n)."""
         count = bank.up.weight.shape[0]
         expert = torch.arange(count, device=s.device).unsqueeze(-1)
-        return bank(s.expand(count, -1, -1), expert, torch.matmul).transpose(0, 1)
+        times = None if t is None else t.expand(count, -1, -1)
+        return bank(s.expand(count, -1, -1), times, expert, torch.matmul).transpose(0, 1)

@@ -1,12 +1,53 @@
-"""Matrix products over groups of rows, one matrix per group, sizes known to the device only."""
+"""Rows sorted into groups, matrix products with one matrix per group, and back; sizes are known to the device only."""
 
 from __future__ import annotations
-
-from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from leafward.geometry.scalars import wide
+
+
+def spread(s: Tensor, order: Tensor, slot: Tensor) -> Tensor:
+    """k copies of each row of s (N, n), sorted: row i of the result (M, n) is s[order[i] // k], M = N·k.
+
+    `order` (M,) sorts the copies and `slot` (N, k) says where each ended up. Known to be a permutation, its gradient is
+    a sum over k rows; autograd would scatter with atomic adds.
+    """
+    return _Spread.apply(s, order, slot)  # pyright: ignore[reportReturnType]
+
+
+def collect(rows: Tensor, order: Tensor, slot: Tensor) -> Tensor:
+    """The way back of :func:`spread`: (M, n) -> (N, k, n)."""
+    return _Collect.apply(rows, order, slot)  # pyright: ignore[reportReturnType]
+
+
+class _Spread(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, s: Tensor, order: Tensor, slot: Tensor) -> Tensor:
+        ctx.save_for_backward(slot)
+        return s[order // slot.shape[1]]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        (slot,) = ctx.saved_tensors
+        return wide(grad[slot]).sum(dim=1).to(grad.dtype), None, None
+
+
+class _Collect(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows: Tensor, order: Tensor, slot: Tensor) -> Tensor:
+        ctx.save_for_backward(order)
+        return rows[slot]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        (order,) = ctx.saved_tensors
+        return grad.flatten(0, 1)[order], None, None
 
 
 def grouped_matmul(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
@@ -20,7 +61,7 @@ def grouped_matmul(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     return segment_bmm(x, weight, ends)
 
 
-@cache
+@torch.compiler.assume_constant_result
 def _has_kernel() -> bool:
     return hasattr(F, "grouped_mm") and torch.cuda.get_device_capability() >= (9, 0)
 

@@ -11,8 +11,8 @@ from torch.autograd.function import once_differentiable
 
 from leafward.errors import UsageError, nearest
 from leafward.geometry.scalars import wide
-from leafward.nn.lanes import pad_lanes, score_lanes, working_dtype
-from leafward.nn.space import LORENTZ, Space, positive
+from leafward.nn.lanes import pad_lanes, score_lanes
+from leafward.nn.space import LORENTZ, Space, positive, working_dtype
 
 KINDS = ("linear", "distance")
 CHUNK = 1 << 26
@@ -78,6 +78,15 @@ def chunked_cross_entropy(features: Tensor, matrix: Tensor, targets: Tensor, ign
     return _ChunkedCrossEntropy.apply(features, matrix, targets, ignore_index, train)  # pyright: ignore
 
 
+def score_chunk(x: Tensor, matrix: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Weighted cross-entropy of rows x (M, K) against targets (M, 1), and its gradient by the logits (M, V)."""
+    logits = wide(x @ matrix.T)
+    peak = logits.logsumexp(dim=-1, keepdim=True)
+    loss = (weight * (peak - logits.gather(-1, target))).sum()
+    hit = torch.arange(matrix.shape[0], device=x.device) == target
+    return loss, ((torch.exp(logits - peak) - hit.to(logits.dtype)) * weight).to(x.dtype)
+
+
 class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, features: Tensor, matrix: Tensor, targets: Tensor, ignore_index: int, train: bool) -> Tensor:
@@ -87,15 +96,14 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         total = share.new_zeros(())
         grad_features = torch.empty_like(features) if train else None
         grad_matrix = torch.zeros_like(matrix, dtype=share.dtype) if train else None
-        rows = max(1, CHUNK // matrix.shape[0])
+        count = max(1, -(-features.shape[0] * matrix.shape[0] // CHUNK))
+        rows = max(1, -(-features.shape[0] // count))  # of one size, so that what is compiled for one serves all
         for start in range(0, features.shape[0], rows):
             part = slice(start, start + rows)
-            x, target, weight = features[part], targets[part].unsqueeze(-1), share[part].unsqueeze(-1)
-            logits = wide(x @ matrix.T)
-            peak = logits.logsumexp(dim=-1, keepdim=True)
-            total = total + (weight * (peak - logits.gather(-1, target))).sum()
+            x = features[part]
+            loss, slope = score_chunk(x, matrix, targets[part].unsqueeze(-1), share[part].unsqueeze(-1))
+            total = total + loss
             if grad_features is not None and grad_matrix is not None:
-                slope = (logits - peak).exp_().scatter_add_(-1, target, -torch.ones_like(peak)).mul_(weight).to(x.dtype)
                 grad_features[part] = slope @ matrix
                 grad_matrix += slope.T @ x
         if grad_features is not None and grad_matrix is not None:

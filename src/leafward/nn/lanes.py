@@ -30,17 +30,22 @@ BLOCK = 256
 
 @dataclass(frozen=True)
 class Visible:
-    """Which keys a query sees. Build it once per batch with :func:`visible`; all layers share it."""
+    """Which keys a query sees. Build it once per batch with :func:`visible`; all layers share it.
+
+    Queries are the last of the keys, unless `positions` (T,) says where they stand: in a cache of fixed size the
+    last keys are empty.
+    """
 
     causal: bool = True
     window: int | None = None
     documents: Tensor | None = None
     blocks: BlockMask | None = None
+    positions: Tensor | None = None
 
     @property
     def plain(self) -> bool:
         """Nothing but (perhaps) causality."""
-        return self.window is None and self.documents is None
+        return self.window is None and self.documents is None and self.positions is None
 
     def __call__(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """The rule, on broadcasting indices: True where position `query` sees position `key`."""
@@ -60,24 +65,27 @@ def visible(
     documents: Tensor | None = None,
     length: int | None = None,
     device: torch.device | None = None,
+    positions: Tensor | None = None,
 ) -> Visible:
     """Causality, a sliding `window` (a token sees itself and window-1 neighbours), and `documents` (B, S): ids of
     packed sequences, a token sees its own document only. Padding is a document of its own, for instance id -1.
 
     Given the `length` of the sequences, on a CUDA `device` (by default that of the documents), the rule is compiled
-    into a block mask that skips unseen blocks; this holds no S × S tensor.
+    into a block mask that skips unseen blocks; this holds no S × S tensor. `positions`: see :class:`Visible`.
     """
     if window is not None and window < 1:
         raise UsageError(f"window must be at least 1, got {window}")
     if documents is not None and documents.ndim != 2:
         raise UsageError(f"documents must have shape (batch, length), got {tuple(documents.shape)}")
-    rule = Visible(causal, window, documents)
+    rule = Visible(causal, window, documents, positions=positions)
     if device is None and documents is not None:
         device = documents.device
-    if rule.plain or length is None or device is None or device.type != "cuda":
+    if rule.plain or positions is not None or length is None or device is None or device.type != "cuda":
         return rule
     batch = None if documents is None else documents.shape[0]
-    blocks = create_block_mask(_by_head(rule), batch, None, length, length, device=device, _compile=True)
+    blocks = create_block_mask(
+        _by_head(rule), batch, None, length, length, device=device, _compile=not torch.compiler.is_compiling()
+    )
     return Visible(causal, window, documents, blocks)
 
 
@@ -92,43 +100,98 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, rule: Visible, space:
 
     Scores are scale · (1/c + ⟨q,k⟩_L); the authors' temperature τ is 2/scale.
     """
-    if not space.curved:
-        return dispatch((q * scale.to(q.dtype)), k, v, rule)[..., : v.shape[-1]], None
-    query, key = score_lanes(q, k, scale, space)
-    t_v = space.time(v)
-    middle = _middle(t_v, v.dtype)
-    total = dispatch(query, key, pad_lanes([v, (t_v - middle).to(v.dtype)], query.shape[-1]), rule)
-    t = wide(total[..., v.shape[-1] : v.shape[-1] + 1]) + middle.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
-    return centroid(total[..., : v.shape[-1]], t, space.c)
-
-
-def _middle(t: Tensor, dtype: torch.dtype) -> Tensor:
-    """A constant per head to take off the values' times and add to the sum, (B,G,S,1) -> (B,G,1,1).
-
-    Weights sum to one, so any constant gives the same result; the mean leaves the least to round to a half type,
-    and the rounding of the time is what spoils t² − |s|² most.
-    """
-    return t.detach().mean(dim=2, keepdim=True) if dtype.itemsize == 2 else t.new_zeros(*t.shape[:2], 1, 1)
+    e = v.shape[-1]
+    lanes = query_lanes(q, scale, space), key_lanes(k, space), value_lanes(v, space)
+    out = centroid_lanes(dispatch(*lanes, rule), e, space)
+    return out[..., :e], out[..., e : e + 1] if space.curved else None
 
 
 def score_lanes(q: Tensor, k: Tensor, scale: Tensor, space: Space) -> tuple[Tensor, Tensor]:
-    """[q; -t_q] · scale and [k; t_k], padded with zero lanes to a multiple of 8.
+    """Lanes of queries and keys whose dot product is scale · ⟨q,k⟩_L."""
+    return query_lanes(q, scale, space), key_lanes(k, space)
+
+
+def query_lanes(q: Tensor, scale: Tensor, space: Space) -> Tensor:
+    """[q; -t_q] · scale: (..., d) -> (..., lanes); the time is left out in flat space.
 
     In a half type each time takes lanes for its head and tail, h + l = t to twice the precision, and the product is
     h h' + l h' + h l': the padding has room for them, and the time product is the largest term of the score.
     """
-    wide_scale = wide(scale)
-    t_q, t_k = -wide_scale * space.time(q), space.time(k)
-    q = (q * wide_scale).to(q.dtype)
-    if q.dtype.itemsize > 2:
-        return pad_lanes([q, t_q]), pad_lanes([k, t_k])
-    (h_q, l_q), (h_k, l_k) = _head_tail(t_q, q.dtype), _head_tail(t_k, k.dtype)
-    return pad_lanes([q, h_q, l_q, h_q]), pad_lanes([k, h_k, h_k, l_k])
+    factor = wide(scale)
+    if not space.curved:
+        return _to_eights((q * factor).to(q.dtype))
+    z, t = _padded(q, 3, space)
+    head, tail = _head_tail(-factor * t, q.dtype)
+    z = (z * factor).to(q.dtype)
+    return _filled(z, q.shape[-1], [head] if tail is None else [head, tail, head])
 
 
-def _head_tail(t: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def key_lanes(k: Tensor, space: Space) -> Tensor:
+    """[k; t_k], to meet :func:`query_lanes`: (..., d) -> (..., lanes)."""
+    if not space.curved:
+        return _to_eights(k)
+    z, t = _padded(k, 3, space)
+    head, tail = _head_tail(t, k.dtype)
+    return _filled(z, k.shape[-1], [head] if tail is None else [head, head, tail])
+
+
+def value_lanes(v: Tensor, space: Space) -> Tensor:
+    """[v; t_v]: (..., e) -> (..., lanes). In a half type the time is its nearest whole number and the rest.
+
+    The sum over values comes back rounded to the half type, and the rounding of the time is what spoils t² − |s|²
+    most. Where the values are nearly one point, the hard case, their whole numbers are mostly one number, whose
+    weighted sum is exact, and the rest is small.
+    """
+    if not space.curved:
+        return _to_eights(v)
+    z, t = _padded(v, 2, space)
+    if v.dtype.itemsize > 2:
+        return _filled(z, v.shape[-1], [t])
+    whole = t.round().to(v.dtype)
+    return _filled(z, v.shape[-1], [(t - whole).to(v.dtype), whole])
+
+
+def centroid_lanes(total: Tensor, e: int, space: Space) -> Tensor:
+    """Sums over :func:`value_lanes` (..., lanes) -> [s; t; 0…] (..., lanes), points of the hyperboloid.
+
+    In flat space there is no time and nothing to scale back; lanes beyond e are zero already.
+    """
+    if not space.curved:
+        return total
+    o, lane = wide(total), torch.arange(total.shape[-1], device=total.device)
+    times = (lane == e) | (lane == e + 1)  # without a lane for the whole number, that lane is zero
+    t = torch.where(times, o, 0.0).sum(dim=-1, keepdim=True)
+    s, t = centroid(torch.where(lane < e, o, 0.0), t, space.c)
+    return torch.where(lane == e, t, s).to(total.dtype)
+
+
+def _padded(s: Tensor, halves: int, space: Space) -> tuple[Tensor, Tensor]:
+    """s with zero lanes behind, as many as its times need (`halves` in a half type, else one) and to a multiple of
+    8, and its time. The norm runs over the zeros too, so that one kernel can do both."""
+    z = _to_eights(s, 1 if s.dtype.itemsize > 2 else halves)
+    return z, space.time(z)
+
+
+def _to_eights(s: Tensor, more: int = 0) -> Tensor:
+    """s with at least `more` zero lanes behind, to a multiple of 8 as the fused kernels want."""
+    width = -(-(s.shape[-1] + more) // 8) * 8
+    return s if width == s.shape[-1] else F.pad(s, (0, width - s.shape[-1]))
+
+
+def _filled(z: Tensor, at: int, lanes: list[Tensor]) -> Tensor:
+    """z (..., w) with `lanes` (..., 1) in place of its zeros from `at` on."""
+    if torch.compiler.is_compiling():  # joins the kernel that works out the times; cat would cut it in pieces
+        index = torch.arange(z.shape[-1], device=z.device)
+        for i, lane in enumerate(lanes):
+            z = torch.where(index == at + i, lane.to(z.dtype), z)
+        return z
+    return torch.cat([z[..., :at], *(lane.to(z.dtype) for lane in lanes), z[..., at + len(lanes) :]], dim=-1)
+
+
+def _head_tail(t: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """t rounded to `dtype`, and what that leaves in a half type."""
     head = t.to(dtype)
-    return head, (t - head).to(dtype)
+    return head, (t - head).to(dtype) if dtype.itemsize == 2 else None
 
 
 def pad_lanes(lanes: list[Tensor], least: int = 0) -> Tensor:
@@ -138,12 +201,6 @@ def pad_lanes(lanes: list[Tensor], least: int = 0) -> Tensor:
     if target == width:
         return torch.cat(lanes, dim=-1)
     return torch.cat([*lanes, lanes[0].new_zeros(*lanes[0].shape[:-1], target - width)], dim=-1)
-
-
-def working_dtype(x: Tensor) -> torch.dtype:
-    """The type matrix products are taken in: autocast's, else that of x."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def centroid(total: Tensor, t: Tensor, c: float) -> tuple[Tensor, Tensor]:
@@ -184,10 +241,23 @@ def dispatch(q: Tensor, k: Tensor, v: Tensor, rule: Visible) -> Tensor:
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
     grouped = q.shape[1] != k.shape[1]
+    if q.shape[2] == 1 and (grouped or mask is not None):
+        return _one_query(q, k, v, mask)
     if grouped and q.device.type == "cpu":  # there, enable_gqa falls back to a form that holds T × S scores
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
         grouped = False
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=1.0, enable_gqa=grouped)
+
+
+def _one_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """One query per head, (B,H,1,w): the heads of a group are the rows of two products over their shared keys.
+
+    The fused kernels take a mask or groups only in forms that copy the keys or leave most of the device idle.
+    """
+    scores = wide(q.reshape(*k.shape[:2], -1, q.shape[-1]) @ k.mT)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return (scores.softmax(dim=-1).to(v.dtype) @ v).reshape(*q.shape[:3], -1)
 
 
 def _by_blocks(q: Tensor, k: Tensor, v: Tensor, rule: Visible) -> Tensor:
@@ -201,18 +271,22 @@ def _by_blocks(q: Tensor, k: Tensor, v: Tensor, rule: Visible) -> Tensor:
     for start in range(0, queries, BLOCK):
         stop = min(start + BLOCK, queries)
         first, last = keys - queries + start, keys - queries + stop
-        low = 0 if rule.window is None else max(0, first - rule.window + 1)
-        high = last if rule.causal else keys if rule.window is None else min(keys, last + rule.window - 1)
-        arguments = (q[:, :, start:stop], k[:, :, low:high], v[:, :, low:high], rule, first, low)
+        low, high = 0, keys
+        if rule.positions is None:
+            low = 0 if rule.window is None else max(0, first - rule.window + 1)
+            high = last if rule.causal else keys if rule.window is None else min(keys, last + rule.window - 1)
+            at = torch.arange(first, last, device=q.device)
+        else:
+            at = rule.positions[start:stop]
+        arguments = (q[:, :, start:stop], k[:, :, low:high], v[:, :, low:high], rule, at, low)
         out.append(checkpoint(_block, *arguments, use_reentrant=False) if again else _block(*arguments))
     return torch.cat(out, dim=2)
 
 
-def _block(q: Tensor, k: Tensor, v: Tensor, rule: Visible, first: int, low: int) -> Tensor:
+def _block(q: Tensor, k: Tensor, v: Tensor, rule: Visible, at: Tensor, low: int) -> Tensor:
     batch = torch.arange(q.shape[0], device=q.device)[:, None, None]
-    query = torch.arange(first, first + q.shape[2], device=q.device)[:, None]
     key = torch.arange(low, low + k.shape[2], device=q.device)
-    mask = rule(batch, query, key).expand(q.shape[0], -1, -1).unsqueeze(1)
+    mask = rule(batch, at[:, None], key).expand(q.shape[0], -1, -1).unsqueeze(1)
     return _sdpa(q, k, v, mask)
 
 

@@ -61,5 +61,18 @@ class Linear(nn.Module):
                 y = y + F.linear(t.to(s.dtype), self.time_weight)
         return y if self.rescale == 1.0 else y * self.rescale
 
+    def of_lanes(self, x: Tensor) -> Tensor:
+        """The same map of points that come as lanes [s; t; 0…] side by side: (..., points, lanes) -> (..., out).
+
+        One product in place of two and a sum; in flat space the lanes hold no time.
+        """
+        blocks = [self.weight.unflatten(1, (self.points, -1))]
+        if self.time_weight is not None:
+            blocks.append(self.time_weight.unsqueeze(-1))
+        spare = x.shape[-1] - sum(block.shape[-1] for block in blocks)
+        weight = F.pad(torch.cat(blocks, dim=-1) if len(blocks) > 1 else blocks[0], (0, spare))
+        y = F.linear(x.flatten(-2), weight.flatten(1), self.bias)
+        return y if self.rescale == 1.0 else y * self.rescale
+
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, points={self.points}, {self.space}"

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leafward.geometry.scalars import wide
-from leafward.nn.space import positive
+from leafward.nn.space import Space, positive
 
 
 class RMSNorm(nn.Module):
@@ -29,6 +29,11 @@ class RMSNorm(nn.Module):
     def forward(self, s: Tensor) -> Tensor:
         z = wide(s)
         return F.rms_norm(z, self.weight.shape, self.weight.to(z.dtype), self.eps).to(s.dtype)
+
+    def lifted(self, s: Tensor, space: Space) -> tuple[Tensor, Tensor | None]:
+        """The norm and the time of the result, (..., width) and (..., 1); no time in flat space."""
+        z = self(s)
+        return z, space.time(z) if space.curved else None
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps:g}"

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from leafward.errors import UsageError
 from leafward.geometry.scalars import norm, tiny, wide
-from leafward.nn.space import LORENTZ, Space, time_of_norm
+from leafward.nn import kernels
+from leafward.nn.norm import RMSNorm
+from leafward.nn.space import LORENTZ, Space, time_of_norm, working_dtype
 
 
 def weighted_sum(x: Tensor, y: Tensor, weight: float | Tensor, c: float) -> Tensor:
@@ -64,6 +66,14 @@ class Residual(nn.Module):
         total = weighted_sum(x, y, weight, self.space.c)
         scale = torch.exp(self.log_scale) if self.log_scale is not None else self.scale
         return (scale * total).to(x.dtype)
+
+    def normed(self, x: Tensor, y: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor, Tensor | None]:
+        """x ⊕ w·y, its norm, and the time of that: what every sub-layer but the first begins with."""
+        if self.space.curved and self.log_scale is None and kernels.serve(x):
+            weight, dtype = torch.exp(self.log_weight), working_dtype(x)
+            return kernels.residual_norm(x, y, weight, norm.weight, self.scale, norm.eps, self.space.c, dtype)
+        x = self(x, y)
+        return x, *norm.lifted(x, self.space)
 
     def extra_repr(self) -> str:
         return f"scale={self.scale:g}, {self.space}"

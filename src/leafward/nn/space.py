@@ -58,6 +58,12 @@ def time_of_norm(length: Tensor, c: float | Tensor) -> Tensor:
     return torch.sqrt(1.0 / c + length * length)
 
 
+def working_dtype(x: Tensor) -> torch.dtype:
+    """The type matrix products are taken in: autocast's, else that of x."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
 def positive(**sizes: int) -> None:
     """Refuse sizes that are not positive whole numbers, by name."""
     for name, value in sizes.items():

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
@@ -28,17 +29,18 @@ from leafward.nn import (
     Visible,
     visible,
 )
+from leafward.nn.attention import Store
 from leafward.nn.rotary import Table
 
 
 class Block(GradientCheckpointingLayer):
     """x ⊕ attention(norm(x)), then ⊕ feed-forward(norm(·)): (B,T,n) -> (B,T,n) and the balance loss, if any."""
 
-    def __init__(self, config: HelmConfig, index: int) -> None:
+    def __init__(self, config: HelmConfig, experts: bool) -> None:
         super().__init__()
         width, space, eps = config.hidden_size, config.space, config.rms_norm_eps
         scale = config.residual_scale or (width + 1) ** 0.5 * (1.0 if config.num_experts else 4.0)
-        self.index = index
+        self.space = space
         self.attention_norm, self.ffn_norm = RMSNorm(width, eps), RMSNorm(width, eps)
         self.attention_residual, self.ffn_residual = Residual(scale, space=space), Residual(scale, space=space)
         self.attention = _attention(config)
@@ -53,14 +55,14 @@ class Block(GradientCheckpointingLayer):
                 learn_curvatures=config.learn_curvatures,
                 space=space,
             )
-            if config.has_experts(index)
+            if experts
             else FeedForward(width, config.intermediate_size, space)
         )
 
-    def forward(self, x: Tensor, table: Table, rule: Visible, cache: Cache | None) -> tuple[Tensor, Tensor | None]:
-        store = None if cache is None else partial(cache.update, layer_idx=self.index)
-        x = self.attention_residual(x, self.attention(self.attention_norm(x), table, rule, store))
-        out = self.ffn(self.ffn_norm(x))
+    def forward(self, x: Tensor, table: Table, rule: Visible, store: Store | None) -> tuple[Tensor, Tensor | None]:
+        h, t = self.attention_norm.lifted(x, self.space)
+        x, h, t = self.attention_residual.normed(x, self.attention(h, table, rule, store, t), self.ffn_norm)
+        out = self.ffn(h, t)
         y, balance = out if isinstance(out, tuple) else (out, None)
         return self.ffn_residual(x, y), balance
 
@@ -123,7 +125,9 @@ class HelmModel(HelmPreTrainedModel):
         width, space = config.hidden_size, config.space
         radius = config.embedding_radius or (0.25 if config.tie_word_embeddings else 1.0)
         self.embed = Embedding(config.vocab_size, width, radius, space=space)
-        self.layers = nn.ModuleList(Block(config, index) for index in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            Block(config, config.has_experts(index)) for index in range(config.num_hidden_layers)
+        )
         self.project = Linear(width, width, space=space)
         self.norm = RMSNorm(width, config.rms_norm_eps)
         self.hope = config.hope
@@ -152,17 +156,17 @@ class HelmModel(HelmPreTrainedModel):
             raise UsageError("give exactly one of input_ids and inputs_embeds")
         x = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache is None:
-            use_cache = self.config.use_cache and not self.training
+            use_cache = self.config.use_cache and not self.training and documents is None
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache()
         past = past_key_values.get_seq_length() if past_key_values is not None else 0
-        if position_ids is None:
-            position_ids = torch.arange(past, past + x.shape[1], device=x.device)
-        table = self.hope.table(position_ids, x.dtype)
-        rule = self._rule(x, attention_mask, documents, past)
+        places = past + torch.arange(x.shape[1], device=x.device)
+        table = self.hope.table(places if position_ids is None else position_ids, x.dtype)
+        rule = self._rule(x, attention_mask, documents, past_key_values, places)
         states, balance = [x], x.new_zeros((), dtype=torch.float32)
-        for layer in self.layers:
-            x, extra = layer(x, table, rule, past_key_values)
+        for index, layer in enumerate(self.layers):
+            store = None if past_key_values is None else partial(past_key_values.update, layer_idx=index)
+            x, extra = layer(x, table, rule, store)
             balance = balance if extra is None else balance + extra
             states.append(x)
         return HelmModelOutput(
@@ -172,17 +176,29 @@ class HelmModel(HelmPreTrainedModel):
             balance=balance,
         )
 
-    def _rule(self, x: Tensor, mask: Tensor | None, documents: Tensor | None, past: int) -> Visible:
-        window, length = self.config.sliding_window, None
+    def _rule(
+        self, x: Tensor, mask: Tensor | None, documents: Tensor | None, cache: Cache | None, places: Tensor
+    ) -> Visible:
+        """What the tokens at `places` (T,) see."""
         if documents is not None:
-            if past:
-                raise UsageError("documents are for training; they do not go with a cache that holds tokens")
+            if cache is not None:
+                raise UsageError("documents are for training; they do not go with a cache")
             if mask is not None:
                 documents = torch.where(mask.bool(), documents, -1)
-            length = x.shape[1]  # worth a compiled block mask: the shape comes again and again
         elif mask is not None:
             documents = mask.long() - 1  # padding is a document of its own
-        return visible(window=window, documents=documents, length=length, device=x.device)
+        positions = None
+        if cache is not None and cache.is_compileable:  # of fixed size, with room to spare
+            positions = places
+            if documents is not None:
+                documents = F.pad(documents, (0, cache.get_max_length() - documents.shape[1]), value=-1)
+        return visible(
+            window=self.config.sliding_window,
+            documents=documents,
+            length=x.shape[1] if cache is None else None,  # a block mask pays where the shape comes again and again
+            device=x.device,
+            positions=positions,
+        )
 
 
 class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
@@ -198,6 +214,11 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
 
     def get_output_embeddings(self) -> nn.Module:
         return self.head
+
+    @staticmethod
+    def create_masks_for_generate(attention_mask: Tensor | None = None, **_: object) -> Tensor | None:
+        """The mask (B,S) as it is: for caches of fixed size transformers would make one of tokens by cache."""
+        return attention_mask
 
     def forward(
         self,

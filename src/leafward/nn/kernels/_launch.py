@@ -1,0 +1,24 @@
+"""How the kernels are launched."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+from torch import Tensor
+
+ROWS_PER_UNIT = 8
+"""Programs per multiprocessor in kernels that go over many rows each."""
+
+
+def tile(*sizes: int, back: bool = False) -> tuple[list[int], int]:
+    """Powers of two that hold `sizes`, and the warps to work on them; more on the way back, which holds more."""
+    powers = [triton.next_power_of_2(size) for size in sizes]
+    return powers, max(1, min(16, math.prod(powers) // (128 if back else 256)))
+
+
+def programs(x: Tensor, rows: int) -> int:
+    """How many programs share `rows`, each adding up its own part of a parameter's gradient."""
+    units = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
+    return min(rows, ROWS_PER_UNIT * units)

@@ -1,0 +1,160 @@
+"""Residual, RMSNorm and time in one pass over x and y, and one pass back.
+
+Row by row, with a = x + w y as points of the ambient space and C = −c⟨x,y⟩_L:
+
+    q = −c⟨a,a⟩_L = 1 + w² + 2wC,   z = scale·a/√q,   h = g·z/√(mean z² + eps),   t = √(1/c + |h|²).
+
+Back, with G the whole gradient of z: ∂q = −½ (G·z)/q, ∂x = scale·G/√q + 2w ∂q c(x t_y/t_x − y), and y likewise.
+Nothing but x and y is kept for it; the rest is worked out again, which costs no memory traffic.
+"""
+
+# The kernels are written in Triton's language, which only looks like Python.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from leafward.nn.kernels._launch import programs, tile
+
+
+@triton.jit
+def _hyperbolic_cosine(x, y, c):
+    """√c t_x, √c t_y and C of two rows: a sum of positive numbers, as in :func:`leafward.nn.residual.weighted_sum`."""
+    r = tl.maximum(tl.sqrt(tl.sum(x * x, axis=0)), 1e-18)
+    u = tl.maximum(tl.sqrt(tl.sum(y * y, axis=0)), 1e-18)
+    balance = tl.sqrt(u) / tl.sqrt(r)
+    across = balance * x - y / balance
+    big_x, big_y = tl.sqrt(1.0 + c * r * r), tl.sqrt(1.0 + c * u * u)
+    level = (1.0 + c * r * r + c * u * u) / (big_x * big_y + c * r * u)
+    return big_x, big_y, level + 0.5 * c * tl.sum(across * across, axis=0)
+
+
+@triton.jit
+def _forward(
+    x_ptr, y_ptr, weight_ptr, gain_ptr, z_ptr, h_ptr, t_ptr, scale, eps, c, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, BLOCK)
+    inside = lane < WIDTH
+    at = row * WIDTH + lane
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    y = tl.load(y_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    gain = tl.load(gain_ptr + lane, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr).to(tl.float32)
+    _, _, cosh = _hyperbolic_cosine(x, y, c)
+    z = scale / tl.sqrt(1.0 + weight * weight + 2.0 * weight * cosh) * (x + weight * y)
+    z = z.to(z_ptr.dtype.element_ty)
+    tl.store(z_ptr + at, z, mask=inside)
+    z = z.to(tl.float32)
+    h = gain * z / tl.sqrt(tl.sum(z * z, axis=0) / WIDTH + eps)
+    tl.store(h_ptr + at, h.to(h_ptr.dtype.element_ty), mask=inside)
+    tl.store(t_ptr + row, tl.sqrt(1.0 / c + tl.sum(h * h, axis=0)))
+
+
+@triton.jit
+def _backward(
+    x_ptr, y_ptr, weight_ptr, gain_ptr, dz_ptr, dh_ptr, dt_ptr, dx_ptr, dy_ptr, dweight_ptr, dgain_ptr,
+    rows, scale, eps, c, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, BLOCK)
+    inside = lane < WIDTH
+    gain = tl.load(gain_ptr + lane, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr).to(tl.float32)
+    dgain = tl.zeros((BLOCK,), tl.float32)
+    for index in range(tl.program_id(0), rows, tl.num_programs(0)):
+        row = tl.cast(index, tl.int64)
+        at = row * WIDTH + lane
+        x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        y = tl.load(y_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        dz = tl.load(dz_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        dh = tl.load(dh_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        dt = tl.load(dt_ptr + row).to(tl.float32)
+        big_x, big_y, cosh = _hyperbolic_cosine(x, y, c)
+        squared = 1.0 + weight * weight + 2.0 * weight * cosh
+        shrink = scale / tl.sqrt(squared)
+        a = x + weight * y
+        z = (shrink * a).to(dx_ptr.dtype.element_ty).to(tl.float32)
+        rate = 1.0 / tl.sqrt(tl.sum(z * z, axis=0) / WIDTH + eps)
+        unit = z * rate
+        h = gain * unit
+        dh += h * (dt / tl.sqrt(1.0 / c + tl.sum(h * h, axis=0)))
+        dgain += dh * unit
+        dunit = dh * gain
+        dz += rate * (dunit - unit * (tl.sum(dunit * unit, axis=0) / WIDTH))
+        dsquared = -0.5 * shrink / squared * tl.sum(dz * a, axis=0)
+        pull = 2.0 * weight * dsquared * c
+        dx = shrink * dz + pull * (x * (big_y / big_x) - y)
+        dy = weight * shrink * dz + pull * (y * (big_x / big_y) - x)
+        tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+        tl.store(dy_ptr + at, dy.to(dy_ptr.dtype.element_ty), mask=inside)
+        dweight = shrink * tl.sum(dz * y, axis=0) + 2.0 * dsquared * (weight + cosh)
+        tl.store(dweight_ptr + row, dweight)
+    tl.store(dgain_ptr + program * WIDTH + lane, dgain, mask=inside)
+
+
+@torch.library.custom_op(
+    "leafward::residual_norm",
+    mutates_args=(),
+    schema="(Tensor x, Tensor y, Tensor weight, Tensor gain, float scale, float eps, float c, ScalarType dtype)"
+    " -> (Tensor, Tensor, Tensor)",
+)
+def residual_norm(x, y, weight, gain, scale, eps, c, dtype):
+    x, y = x.contiguous(), y.contiguous()
+    z, h, t = _like(x, dtype)
+    (block,), warps = tile(x.shape[-1])
+    sizes = {"WIDTH": x.shape[-1], "BLOCK": block, "num_warps": warps}
+    _forward[(t.numel(),)](x, y, weight, gain, z, h, t, scale, eps, c, **sizes)
+    return z, h, t
+
+
+def _like(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for z, h and t."""
+    t = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+    return torch.empty_like(x), torch.empty_like(x, dtype=dtype), t
+
+
+@residual_norm.register_fake
+def _(x, y, weight, gain, scale, eps, c, dtype):
+    return _like(x.contiguous(), dtype)
+
+
+@torch.library.custom_op(
+    "leafward::residual_norm_backward",
+    mutates_args=(),
+    schema="(Tensor x, Tensor y, Tensor weight, Tensor gain, Tensor dz, Tensor dh, Tensor dt, float scale, float eps,"
+    " float c) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def residual_norm_backward(x, y, weight, gain, dz, dh, dt, scale, eps, c):
+    x, y, dz, dh, dt = (tensor.contiguous() for tensor in (x, y, dz, dh, dt))
+    width, rows = x.shape[-1], dt.numel()
+    share = programs(x, rows)
+    dx, dy = torch.empty_like(x), torch.empty_like(y)
+    dweight, dgain = dt.new_empty(rows), dt.new_empty(share, width)
+    (block,), warps = tile(width, back=True)
+    sizes = {"WIDTH": width, "BLOCK": block, "num_warps": warps}
+    _backward[(share,)](x, y, weight, gain, dz, dh, dt, dx, dy, dweight, dgain, rows, scale, eps, c, **sizes)
+    return dx, dy, dweight.sum().to(weight.dtype).reshape(weight.shape), dgain.sum(dim=0).to(gain.dtype)
+
+
+@residual_norm_backward.register_fake
+def _(x, y, weight, gain, dz, dh, dt, scale, eps, c):
+    parts = x.contiguous(), y.contiguous(), weight, gain
+    return tuple(torch.empty_like(part) for part in parts)
+
+
+def _setup(ctx, inputs, output) -> None:
+    x, y, weight, gain, ctx.scale, ctx.eps, ctx.c, _ = inputs
+    ctx.save_for_backward(x, y, weight, gain)
+
+
+def _gradient(ctx, dz, dh, dt):
+    grads = torch.ops.leafward.residual_norm_backward(*ctx.saved_tensors, dz, dh, dt, ctx.scale, ctx.eps, ctx.c)
+    return *grads, None, None, None, None
+
+
+residual_norm.register_autograd(_gradient, setup_context=_setup)
