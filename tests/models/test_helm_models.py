@@ -242,7 +242,7 @@ def test_learns_and_holds_in_bfloat16(preset, geometry):
     assert loss.item() < 1.5
     # The authors' script leaves the embedding out of every optimiser.
     moved = (model.model.embed.weight - before).norm(dim=-1) / before.norm(dim=-1)
-    assert moved[x[:, :-1].unique()].min() > 0.05  # decay alone would be 0.0016
+    assert moved[x[:, :-1].unique()].min() > 0.008  # five times what decay alone would do
     model.eval()
     for module in model.modules():
         if isinstance(module, Gate):  # leave no choice that rounding could change

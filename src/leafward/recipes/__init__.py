@@ -11,17 +11,27 @@ from __future__ import annotations
 
 RECIPES: dict[str, str] = {
     "superposition": "leafward.recipes.superposition",
+    "helm": "leafward.recipes.helm",
 }
 """``leafward train NAME`` -> module."""
 
-EVALUATIONS: dict[str, str] = {}
+EVALUATIONS: dict[str, str] = {
+    "language": "leafward.recipes.evaluate_language",
+    "sample": "leafward.recipes.evaluate_sample",
+}
 """``leafward evaluate TARGET --task NAME`` -> module."""
 
-EVALUATION_OF: dict[str, str] = {}
+EVALUATION_OF: dict[str, str] = {
+    "segmenter": "open-vocabulary",
+    "helm": "language",
+}
 """Recipe of a run -> the evaluation that is meant when no task is named."""
 
-EXPLANATIONS: dict[str, str] = {}
+EXPLANATIONS: dict[str, str] = {
+}
 """Recipe of a run, or model family -> module of ``leafward explain TARGET INPUT...``."""
 
-PREPARATIONS: dict[str, str] = {}
+PREPARATIONS: dict[str, str] = {
+    "tokenise": "leafward.recipes.data_tokens",
+}
 """``leafward data NAME`` -> module."""

@@ -87,7 +87,7 @@ class HelmConfig(PreTrainedConfig):
     geometry: "lorentz", or "euclidean" for the twin (Llama-like, or DeepSeek-V3-like) through the same code.
     curvature: c of the main hyperboloid, sectional curvature -c.
     residual_scale: factor on the stream after each residual; None gives the authors' 4√(n+1), with experts √(n+1).
-    embedding_radius: geodesic radius at which tokens start; None gives 1, or 0.25 where the head shares the weights.
+    embedding_radius: geodesic radius at which tokens start; None: see `first_radius`.
     head: "linear" on [t; s], or "distance".
     rope_stretch: arguments of :class:`leafward.nn.Stretch` to reach beyond the trained context, or None.
     """
@@ -152,6 +152,20 @@ class HelmConfig(PreTrainedConfig):
     @property
     def space(self) -> Space:
         return Space(self.geometry, self.curvature)
+
+    @property
+    def first_radius(self) -> float:
+        """Where tokens start: at `embedding_radius`, else at 0.25 where the head shares the weights, else at 1.
+
+        In flat space the last is √n, coordinates of size 1 like those that the layers add. The Lorentz residual
+        normalises the sum and scales it up, so that the radius hardly matters there; a flat stream keeps its scale,
+        its first layers would drown tokens of radius 1, and the twin would lose by its start, not by its geometry.
+        """
+        if self.embedding_radius is not None:
+            return self.embedding_radius
+        if self.tie_word_embeddings:
+            return 0.25
+        return 1.0 if self.geometry == "lorentz" else self.hidden_size**0.5
 
     @property
     def hope(self) -> HoPE:

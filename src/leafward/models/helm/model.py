@@ -116,6 +116,10 @@ class HelmPreTrainedModel(PreTrainedModel):
         elif callable(reset := getattr(module, "reset_parameters", None)):
             reset()
 
+    def no_weight_decay(self) -> set[str]:
+        """For optimisers that ask: biases of experts and time columns, whose number of dimensions does not tell."""
+        return {name for name, _ in self.named_parameters() if name.rpartition(".")[2] in ("bias", "time_weight")}
+
 
 class HelmModel(HelmPreTrainedModel):
     """Tokens to the normalised space part that the head reads: (B,T) -> (B,T,n)."""
@@ -123,8 +127,7 @@ class HelmModel(HelmPreTrainedModel):
     def __init__(self, config: HelmConfig) -> None:
         super().__init__(config)
         width, space = config.hidden_size, config.space
-        radius = config.embedding_radius or (0.25 if config.tie_word_embeddings else 1.0)
-        self.embed = Embedding(config.vocab_size, width, radius, space=space)
+        self.embed = Embedding(config.vocab_size, width, config.first_radius, space=space)
         self.layers = nn.ModuleList(
             Block(config, config.has_experts(index)) for index in range(config.num_hidden_layers)
         )

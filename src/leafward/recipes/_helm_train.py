@@ -1,0 +1,239 @@
+"""Training the members of a HELM run: one model, or both geometries and several seeds.
+
+A single model trains in the run directory itself. Several train in `members/GEOMETRY-SEED`, each a run directory of its
+own; the model of the first is published in the run directory all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from leafward.engine import Cluster, RunDirectory, fit, session, to_dict
+from leafward.errors import DataError, UsageError
+from leafward.files import finite, replacing, write_json
+from leafward.models import HelmConfig, HelmForCausalLM
+from leafward.models.helm import PRESETS
+from leafward.recipes import _helm_report as report
+from leafward.recipes._helm_open import DATA, MEMBERS, MODEL, SCORES, TOKENS
+from leafward.recipes.helm import MAY_CHANGE, Config
+from leafward.tasks.language import Corpus, LanguageTask, Scores, load_model, prepare, sample, save_model, score
+from leafward.tasks.language.throughput import MeteredRun, speed
+from leafward.tasks.language.tokenizer import encode, load_tokenizer
+
+SAMPLE = 200
+"""Tokens of a sample in the report."""
+ALIGNED = 64
+"""The vocabulary is rounded up to a multiple, which fills the hardware's tiles."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One model of a run."""
+
+    config: Config
+    path: Path
+    model: Path
+
+    @property
+    def name(self) -> str:
+        return f"{self.config.geometry}-{self.config.loop.seed}"
+
+
+def train(config: Config, out: Path, *, resume: bool, overwrite: bool) -> dict[str, Any]:
+    """The whole recipe, on every rank."""
+    with session(config.loop.device) as cluster:
+        fresh = not (out.is_dir() and any(out.iterdir()))
+        run = _create(cluster, out, config, resume=resume, overwrite=overwrite)
+        corpus = _corpus(config, run, cluster, fresh)
+        members = plan(config, out)
+        results = [_train_member(member, corpus, cluster, run, out) for member in members]
+        return cluster.on_main(lambda: _conclude(config, run, corpus, members, results))
+
+
+def plan(config: Config, out: Path) -> list[Member]:
+    """The members of a run, the one that gives it its model first."""
+    other = "euclidean" if config.geometry == "lorentz" else "lorentz"
+    members: list[Member] = []
+    for geometry in (config.geometry, *([other] if config.twin else [])):
+        for seed in range(config.loop.seed, config.loop.seed + config.seeds):
+            own = replace(config, geometry=geometry, twin=False, seeds=1, loop=replace(config.loop, seed=seed))
+            path = out / MEMBERS / f"{geometry}-{seed}" if config.twin or config.seeds > 1 else out
+            members.append(Member(own, path, path / MODEL if members else out / MODEL))
+    return members
+
+
+def _create(cluster: Cluster, path: Path, config: Config, *, resume: bool, overwrite: bool) -> MeteredRun:
+    """The run directory on every rank; only the first writes."""
+
+    def create() -> None:
+        RunDirectory.create(path, config, resume=resume, overwrite=overwrite, may_change=MAY_CHANGE, recipe="helm")
+        if overwrite:
+            for name in (MEMBERS, MODEL):
+                shutil.rmtree(path / name, ignore_errors=True)
+            for name in (DATA, SCORES):
+                (path / name).unlink(missing_ok=True)
+
+    cluster.on_main(create)
+    return MeteredRun(path, to_dict(config), MAY_CHANGE, writes=cluster.main)
+
+
+def _corpus(config: Config, run: RunDirectory, cluster: Cluster, fresh: bool) -> Corpus:
+    """The tokens, made by the first rank. If the data cannot be used, a `fresh` run directory goes again."""
+
+    def make() -> str:
+        try:
+            return str(_tokenised(config, run).folder)
+        except BaseException:
+            if fresh:
+                shutil.rmtree(run.path)
+            raise
+
+    return Corpus.open(cluster.on_main(make))
+
+
+def _tokenised(config: Config, run: RunDirectory) -> Corpus:
+    """The tokens of the run, and a check that model and prompt go with them."""
+    assert config.data is not None
+    if config.tokenizer is not None:  # before the long work
+        model_config(config, load_tokenizer(config.tokenizer))
+    corpus = prepare(
+        config.data,
+        config.cache or run.path / TOKENS,
+        field=config.field,
+        tokenizer=config.tokenizer,
+        vocab_size=config.vocab_size or PRESETS[config.model]["vocab_size"],
+        validation=config.validation,
+    )
+    _sample_length(config, corpus.tokenizer)
+    record = run.path / DATA
+    if record.is_file() and json.loads(record.read_text(encoding="utf-8"))["key"] != corpus.key:
+        raise DataError(f"{config.data} or its tokenizer has changed since {run.path} was started; start a new run")
+    write_json(record, {"key": corpus.key, "folder": str(corpus.folder.resolve())})
+    return corpus
+
+
+def _sample_length(config: Config, tokenizer: Any) -> int:
+    """Tokens of the samples in the report, as many as fit after the prompt."""
+    prompt = len(encode(tokenizer, [config.prompt])[0])
+    left = config.context - 1 - prompt
+    if left < 1:
+        raise UsageError(f"the prompt has {prompt} tokens, which leaves no room in the context of {config.context}")
+    return min(SAMPLE, left)
+
+
+def model_config(config: Config, tokenizer: Any) -> HelmConfig:
+    """The model's configuration for this tokenizer."""
+    size = -(-len(tokenizer) // ALIGNED) * ALIGNED if config.vocab_size is None else config.vocab_size
+    if len(tokenizer) > size:
+        raise UsageError(
+            f"the tokenizer has {len(tokenizer)} tokens, more than the model's vocab_size of {size}; "
+            "give a larger --vocab-size or leave it out"
+        )
+    return HelmConfig.preset(
+        config.model,
+        geometry=config.geometry,
+        vocab_size=size,
+        max_position_embeddings=config.context,
+        learn_curvatures=config.learn_curvatures,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.eos_token_id,
+    )
+
+
+def _train_member(member: Member, corpus: Corpus, cluster: Cluster, run: MeteredRun, out: Path) -> dict[str, Any]:
+    """Train one model, publish it and score it; what is already done is only read."""
+    config, alone = member.config, member.path == out
+    if not alone:
+        if (member.path / "result.json").is_file():
+            return RunDirectory.open(member.path).result()
+        resume = (member.path / "config.yaml").is_file()
+        run = _create(cluster, member.path, config, resume=resume, overwrite=False)
+    if config.loop.compile:
+        torch._dynamo.reset()  # every member compiles the same code anew, and only a few versions are allowed
+    torch.manual_seed(config.loop.seed)
+    model = HelmForCausalLM(model_config(config, corpus.tokenizer))
+    rows = config.loop.micro_batch or max(1, config.loop.batch_size // cluster.world)
+    task = LanguageTask(
+        corpus,
+        config.context,
+        cluster=cluster,
+        eval_batch=rows,
+        eval_tokens=config.eval_tokens,
+        keep_best=config.loop.patience is not None,
+    )
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    run.meter(model, config.context, cluster.device, cluster.world)
+    with task.balancing(model, config.balance_rate):
+        fitted = fit(model, task, config.loop, config.optim, run, cluster)
+    save_model(model, corpus.tokenizer, member.model, cluster)
+
+    def conclude() -> dict[str, Any]:
+        result = finite(
+            {
+                "name": member.name,
+                "geometry": config.geometry,
+                "seed": config.loop.seed,
+                "parameters": parameters,
+                "step": fitted.best_step or fitted.step,
+                "tokens": fitted.step * config.loop.batch_size * config.context,
+                "model": str(member.model.relative_to(out)),
+                **speed(run.metrics()),
+                **_scored(member, corpus, cluster.device, rows),
+            }
+        )
+        if not alone:
+            run.finish(result)
+        return result
+
+    return cluster.on_main(conclude)
+
+
+def _scored(member: Member, corpus: Corpus, device: torch.device, rows: int) -> dict[str, Any]:
+    """Scores on all held-out documents, and a sample, of the model as it was published."""
+    config = member.config
+    model, tokenizer = load_model(member.model, device)
+    scores = score(model, corpus.held_out, config.context, batch_size=rows, precision=config.loop.precision)
+    with replacing(member.path / SCORES) as temporary, open(temporary, "wb") as file:
+        np.save(file, np.stack([scores.nats, scores.tokens, scores.bytes]))
+    tokens = _sample_length(config, tokenizer)
+    return {
+        "unit": scores.unit,
+        **{name: {"value": value, "interval": interval} for name, (value, interval) in scores.headline().items()},
+        "sample": sample(model, tokenizer, config.prompt, tokens=tokens, seed=config.loop.seed),
+    }
+
+
+def _conclude(
+    config: Config, run: RunDirectory, corpus: Corpus, members: list[Member], results: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Put the members together, write result.json and report.html."""
+    scores = [_read_scores(member.path, result["unit"]) for member, result in zip(members, results, strict=True)]
+    curves = {member.name: RunDirectory.open(member.path).metrics() for member in members}
+    result = finite(report.result(config, corpus.counts, results, scores))
+    if len(members) > 1:
+        run.rewind(0)  # an earlier attempt may have come this far
+        for step, values in report.merged(curves).items():
+            run.log(step, values)
+    run.finish(result)  # before the page, so that nothing it needs can lose it
+    try:
+        report.write(config, result, curves, run.path)
+    except ImportError as error:
+        result["notes"].append(f"There is no report.html: the package {error.name!r} is missing.")
+        run.finish(result)
+    return result
+
+
+def _read_scores(path: Path, unit: str) -> Scores:
+    try:
+        nats, tokens, sizes = np.load(path / SCORES, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read the scores {path / SCORES}: {error}") from error
+    return Scores(nats, tokens.astype(np.int64), sizes, unit)

@@ -1,0 +1,190 @@
+"""``leafward evaluate RUN``: held-out loss, perplexity and bits per byte of language models, and lm-eval tasks."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from leafward.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import Console
+
+    from leafward.report import Number, Page
+    from leafward.tasks.language import Scores, Shard
+
+SUMMARY = "Held-out loss, perplexity and bits per byte of a language model, and lm-eval tasks."
+
+
+@dataclass
+class Args:
+    target: Annotated[Path, tyro.conf.Positional]
+    """A run directory, or a folder with a model."""
+    data: Path | None = None
+    """Text to score, in any form that training takes; None: the held-out documents of the run."""
+    field: str = "text"
+    """Field of JSONL, Parquet and data sets that holds the text."""
+    tasks: tuple[str, ...] = ()
+    """Tasks of lm-eval; those of the paper: mmlu, arc_challenge, openbookqa, commonsense_qa, hellaswag."""
+    task_folder: Path | None = None
+    """A folder with the YAML files of tasks; without --tasks, all of them are run."""
+    shots: int | None = None
+    """Examples in the prompts of tasks; None: as in the paper, or as the task says."""
+    limit: int | None = None
+    """Examples of each task, to try it out."""
+    batch_size: int = 8
+    """Windows or requests at a time."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Autocast type of the forward pass; auto: bfloat16 on a GPU."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute."""
+    out: Path | None = None
+    """Folder for evaluation.json and report.html (default: RUN/evaluation, or runs/evaluate-NAME for a model)."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "limit"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be an integer >= 1, not {value!r}")
+
+
+def run(args: Args, console: Console) -> dict[str, Any]:
+    from leafward.engine import session
+    from leafward.files import finite, write_json
+    from leafward.recipes._helm_open import is_run, members
+
+    of_run = is_run(args.target)
+    models = members(args.target)
+    if args.data is None and not of_run and not args.tasks and args.task_folder is None:
+        raise UsageError(f"{args.target} is a model, not a run: give --data to score it on, or --tasks")
+    out = args.out or (args.target / "evaluation" if of_run else Path("runs") / f"evaluate-{args.target.name}")
+    scores: dict[str, Scores] = {}
+    rows: list[dict[str, Any]] = []
+    with session(args.device) as cluster, tempfile.TemporaryDirectory() as folder:
+        for each in models:
+            found, measured = _evaluate(args, each["folder"], cluster.device, Path(folder))
+            rows += [{"model": each["name"], **row} for row in measured]
+            if found is not None:
+                scores[each["name"]] = found
+    result = finite(
+        {
+            "target": str(args.target),
+            "data": None if args.data is None else str(args.data),
+            "headline": [number.to_json() for number in _headline(models, scores)],
+            "models": {name: _plain(each) for name, each in scores.items()},
+            "tasks": rows,
+        }
+    )
+    write_json(out / "evaluation.json", result)
+    _page(args, result).write(out / "report.html")
+    _show(console, result)
+    console.print(f"wrote {out / 'evaluation.json'} and {out / 'report.html'}")
+    return result
+
+
+def _evaluate(
+    args: Args, model_folder: Path, device: torch.device, folder: Path
+) -> tuple[Scores | None, list[dict[str, Any]]]:
+    """Scores of one model on the text, and its rows of task results; `folder` keeps tokens for the next model."""
+    from leafward.recipes._helm_open import is_run
+    from leafward.tasks.language import load_model, run_tasks, score
+
+    model, tokenizer = load_model(model_folder, device)
+    context = model.config.max_position_embeddings
+    scores, rows = None, []
+    if args.data is not None or is_run(args.target):
+        shard = _shard(args, tokenizer, folder)
+        usual = "bfloat16" if device.type == "cuda" else "float32"
+        precision = usual if args.precision == "auto" else args.precision
+        scores = score(model, shard, context, batch_size=args.batch_size, precision=precision)
+    if args.tasks or args.task_folder is not None:
+        rows = run_tasks(
+            model,
+            tokenizer,
+            args.tasks,
+            folder=args.task_folder,
+            shots=args.shots,
+            limit=args.limit,
+            batch_size=args.batch_size,
+        )
+    return scores, rows
+
+
+def _shard(args: Args, tokenizer: Any, folder: Path) -> Shard:
+    """The held-out documents of the run, or all documents of --data, tokenised once for all models of a run."""
+    from leafward.recipes._helm_open import tokens_folder
+    from leafward.tasks.language import Corpus, Shard, find_files, read_documents
+    from leafward.tasks.language.shards import token_type, write_shards
+
+    if args.data is None:
+        return Corpus.open(tokens_folder(args.target)).held_out
+    if not any(folder.iterdir()):
+        files = find_files(args.data)
+        write_shards(folder, (("data", text) for text in read_documents(files, args.field)), tokenizer)
+    return Shard.open(folder, "data", token_type(len(tokenizer)))
+
+
+def _headline(models: list[dict[str, Any]], scores: dict[str, Scores]) -> list[Number]:
+    """Scores of the first model's geometry, over seeds where there are several, with those of the twin beside."""
+    from leafward.recipes._helm_report import headline
+
+    if not scores:
+        return []
+    records = [{"geometry": each["geometry"], **_plain(scores[each["name"]])} for each in models]
+    return headline(models[0]["geometry"], records, list(scores.values()))
+
+
+def _plain(scores: Scores) -> dict[str, Any]:
+    """Scores as JSON."""
+    return {"unit": scores.unit, "units": len(scores.nats), "tokens": int(scores.tokens.sum())} | {
+        name: {"value": value, "interval": interval} for name, (value, interval) in scores.headline().items()
+    }
+
+
+TASK_COLUMNS = ("model", "task", "metric", "value", "stderr", "shots", "examples")
+
+
+def _page(args: Args, result: dict[str, Any]) -> Page:
+    from leafward.engine.run import environment
+    from leafward.recipes._helm_report import SCORED
+    from leafward.report import Estimate, Number, Page
+
+    made = Page("Evaluation of a language model", subtitle=str(args.target))
+    if result["headline"]:
+        made.headline([Number.from_json(number) for number in result["headline"]])
+        made.section("Models")
+        made.table(
+            ["model", *SCORED.values(), "tokens"],
+            [
+                [name, *(Estimate(each[key]["value"], each[key]["interval"]) for key in SCORED), each["tokens"]]
+                for name, each in result["models"].items()
+            ],
+            str(args.data or "the held-out documents of the run"),
+        )
+    if result["tasks"]:
+        made.section("Tasks")
+        made.table(TASK_COLUMNS, [[row[name] for name in TASK_COLUMNS] for row in result["tasks"]], "lm-eval")
+    made.section("How it was run")
+    made.command(shlex.join(sys.argv))
+    made.environment(environment({}))
+    return made
+
+
+def _show(console: Console, result: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from leafward.report import Number
+
+    table = Table("", "value", "twin")
+    for number in map(Number.from_json, result["headline"]):
+        table.add_row(number.name, str(number.estimate), str(number.twin_estimate or ""))
+    for row in result["tasks"]:
+        table.add_row(f"{row['model']}: {row['task']} {row['metric']}", f"{row['value']:.4g}", "")
+    console.print(table)

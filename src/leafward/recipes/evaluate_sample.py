@@ -1,0 +1,52 @@
+"""``leafward evaluate RUN --task sample --prompt TEXT``: text that a trained language model goes on with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SUMMARY = "Text that a trained language model goes on with."
+
+
+@dataclass
+class Args:
+    target: Annotated[Path, tyro.conf.Positional]
+    """A run directory, or a folder with a model."""
+    prompt: str = ""
+    """What to go on from; empty begins a document."""
+    tokens: int = 100
+    """Tokens to add at most."""
+    temperature: float = 0.8
+    """0 takes the likeliest token each time."""
+    top_p: float = 1.0
+    """Draw from the likeliest tokens that together have this probability."""
+    seed: int = 0
+    """Another seed gives another text."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute."""
+
+
+def run(args: Args, console: Console) -> dict[str, Any]:
+    from leafward.engine import session
+    from leafward.recipes._helm_open import model_folder
+    from leafward.tasks.language import load_model, sample
+
+    with session(args.device) as cluster:
+        model, tokenizer = load_model(model_folder(args.target), cluster.device)
+        text = sample(
+            model,
+            tokenizer,
+            args.prompt,
+            tokens=args.tokens,
+            temperature=args.temperature,
+            top_p=args.top_p,
+            seed=args.seed,
+        )
+    console.print(args.prompt + text, markup=False)
+    return {"model": str(args.target), "prompt": args.prompt, "text": text, "seed": args.seed}

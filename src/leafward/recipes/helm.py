@@ -1,0 +1,142 @@
+"""HELM language models ("HELM: Hyperbolic Large Language Models", 2505.24722) and their Euclidean twins, on your text.
+
+A tokenizer is trained on the data (or given), the data are tokenised once, and HELM-D (dense) or HELM-MiCE (mixture of
+curvature experts) is trained on packed windows. `--twin` trains both geometries on the same data in the same order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from leafward.engine.config import CHANGEABLE_LOOP, LoopConfig, OptimConfig
+from leafward.errors import UsageError
+
+SUMMARY = "HELM language models and their Euclidean twins on your text: train, score, sample."
+MAY_CHANGE = (*(f"loop.{name}" for name in sorted(CHANGEABLE_LOOP - {"steps"})), "cache")
+"""Fields that a resumed run may change. Not the steps: the learning rate's schedule ends with them."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """The data, the model and the training. The defaults are the preset `helm-d-tiny`."""
+
+    data: Path | None = None
+    """Text, JSONL, Parquet (also .txt.gz, .jsonl.gz), a folder of them, or a Hugging Face data set on disk."""
+    field: str = "text"
+    """Field of JSONL, Parquet and data sets that holds the text."""
+    tokenizer: str | None = None
+    """A tokenizer.json, a folder with one, or the name of a Hugging Face tokenizer; None: train one on the data."""
+    vocab_size: int | None = None
+    """Tokens of the model. None: of a tokenizer that is given, as many as it has; else as the model's preset says."""
+    context: int = 256
+    """Tokens of a training window, and the model's context."""
+    validation: float = 0.05
+    """Part of the documents that is held out (of a single document: its last part)."""
+    eval_tokens: int = 1_000_000
+    """Held-out tokens that evaluations during training read; the last one reads all."""
+    cache: Path | None = None
+    """Where tokens are kept; None: in the run directory."""
+    model: Literal["helm-d-tiny", "helm-mice-tiny", "helm-d-115m", "helm-mice-120m", "helm-mice-1b"] = "helm-d-tiny"
+    """Shape of the model."""
+    geometry: Literal["lorentz", "euclidean"] = "lorentz"
+    """Hyperbolic, or its flat twin of equal size."""
+    learn_curvatures: bool = False
+    """Learn the experts' curvatures within their bounds in place of a fixed spread."""
+    balance_rate: float = 1e-3
+    """Step by which the experts' biases move towards even loads after each update."""
+    twin: bool = False
+    """Train the other geometry as well, on the same data in the same order, and report the paired difference."""
+    seeds: int = 1
+    """Replicates with neighbouring seeds; two or more give intervals over seeds."""
+    prompt: str = ""
+    """What the samples in the report go on from."""
+    loop: LoopConfig = dataclasses.field(
+        default_factory=lambda: LoopConfig(steps=500, batch_size=16, eval_every=100, checkpoint_every=250)
+    )
+    optim: OptimConfig = dataclasses.field(
+        default_factory=lambda: OptimConfig(lr=1e-2, weight_decay=0.01, warmup_steps=20)
+    )
+
+    def __post_init__(self) -> None:
+        _need(self.context >= 2, "context", "an integer >= 2", self.context)
+        _need(0.0 < self.validation < 1.0, "validation", "a part between 0 and 1", self.validation)
+        _need(self.eval_tokens >= 2, "eval_tokens", "an integer >= 2", self.eval_tokens)
+        _need(
+            self.vocab_size is None or self.vocab_size >= 2, "vocab_size", "an integer >= 2, or None", self.vocab_size
+        )
+        _need(0.0 <= self.balance_rate < 1.0, "balance_rate", "a number in [0, 1)", self.balance_rate)
+        _need(self.seeds >= 1, "seeds", "an integer >= 1", self.seeds)
+
+
+def _need(condition: bool, name: str, allowed: str, value: object) -> None:
+    if not condition:
+        raise UsageError(f"{name} must be {allowed}, got {value!r}")
+
+
+def helm_d_tiny() -> Config:
+    """HELM-D with 0.16 million weights: minutes on a laptop."""
+    return Config()
+
+
+def helm_mice_tiny() -> Config:
+    """HELM-MiCE with 0.27 million weights."""
+    return replace(Config(), model="helm-mice-tiny")
+
+
+def helm_d_115m() -> Config:
+    """HELM-D at the published shape and training settings."""
+    return _published("helm-d-115m", micro_batch=16)
+
+
+def helm_mice_120m() -> Config:
+    """HELM-MiCE at the published shape and training settings."""
+    return _published("helm-mice-120m", micro_batch=16)
+
+
+def helm_mice_1b() -> Config:
+    """HELM-MiCE of about a billion weights at the published shape and training settings."""
+    return _published("helm-mice-1b", micro_batch=4)
+
+
+def _published(model: Any, micro_batch: int) -> Config:
+    """About 5 billion tokens in 2400 updates of 1024 windows of 2048 tokens."""
+    return Config(
+        model=model,
+        context=2048,
+        loop=LoopConfig(
+            steps=2400,
+            batch_size=1024,
+            micro_batch=micro_batch,
+            precision="bfloat16",
+            compile=True,
+            eval_every=200,
+            checkpoint_every=200,
+        ),
+        optim=OptimConfig(lr=4e-4, betas=(0.9, 0.999), weight_decay=0.01, warmup_steps=72),
+    )
+
+
+PRESETS: dict[str, Callable[[], Config]] = {
+    "helm-d-tiny": helm_d_tiny,
+    "helm-mice-tiny": helm_mice_tiny,
+    "helm-d-115m": helm_d_115m,
+    "helm-mice-120m": helm_mice_120m,
+    "helm-mice-1b": helm_mice_1b,
+}
+
+
+def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:
+    """Tokenise, train, score and sample in the run directory `out`; returns what result.json holds.
+
+    Start it with torchrun for several ranks. Raises `engine.Interrupted` after SIGTERM or SIGINT, once everything is
+    saved; the same call with `resume` goes on from there.
+    """
+    if config.data is None:
+        raise UsageError("--data must name the text to train on: a file, a folder or a data set on disk")
+    from leafward.recipes import _helm_train
+
+    return _helm_train.train(config, out, resume=resume, overwrite=overwrite)

@@ -1,0 +1,91 @@
+"""Downstream tasks through lm-evaluation-harness."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from leafward.errors import LeafwardError, UsageError, nearest, require
+from leafward.models import HelmForCausalLM
+
+PAPER_SHOTS = {"mmlu": 5, "arc_challenge": 5, "commonsense_qa": 0, "hellaswag": 0, "openbookqa": 0}
+"""Examples in the prompt, as in the paper; other tasks have what they say themselves."""
+
+
+def run_tasks(
+    model: HelmForCausalLM,
+    tokenizer: Any,
+    tasks: Sequence[str] = (),
+    *,
+    folder: str | Path | None = None,
+    shots: int | None = None,
+    limit: int | None = None,
+    batch_size: int = 8,
+) -> list[dict[str, Any]]:
+    """Accuracies (and whatever else they measure) of `tasks`, one row for each task and metric, with standard errors.
+
+    `folder` holds tasks as YAML files; with no names, all of them are run. `limit` is for trying out.
+    """
+    evaluator, models = require("lm_eval.evaluator", "lm"), require("lm_eval.models.huggingface", "lm")
+    manager, names = _choose(tasks, folder)
+    wrapped = models.HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch_size)
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        count = PAPER_SHOTS.get(name) if shots is None else shots
+        try:
+            found = evaluator.simple_evaluate(
+                model=wrapped,
+                tasks=[name],
+                num_fewshot=count,
+                limit=limit,
+                task_manager=manager,
+                log_samples=False,
+                bootstrap_iters=0,
+            )
+        except Exception as error:  # whatever a task's own code raises, for instance where its data cannot be had
+            raise LeafwardError(
+                f"lm-eval cannot run the task {name!r}: {type(error).__name__}: {error}; "
+                "without a network, --task-folder takes tasks whose data are files"
+            ) from error
+        rows += _rows(found)
+    return rows
+
+
+def _choose(tasks: Sequence[str], folder: str | Path | None) -> tuple[Any, list[str]]:
+    """The task manager that knows all that is asked for, and the names."""
+    make_manager = require("lm_eval.tasks", "lm").TaskManager
+    if folder is not None:
+        if not Path(folder).is_dir():
+            raise UsageError(f"--task-folder must be a folder with the YAML files of tasks, not {folder}")
+        manager = make_manager(include_path=str(folder), include_defaults=False)
+        own = list(manager.all_tasks)
+        if not own:
+            raise UsageError(f"{folder} holds no YAML file of a task")
+        if set(tasks) <= set(own):
+            return manager, list(tasks) or own
+    manager = make_manager(include_path=None if folder is None else str(folder))
+    for name in tasks:
+        if name not in manager.all_tasks:
+            raise UsageError(f"lm-eval knows no task {name!r}; {nearest(name, manager.all_tasks)}")
+    return manager, list(tasks)
+
+
+def _rows(found: Any) -> list[dict[str, Any]]:
+    rows = []
+    for task, values in found["results"].items():
+        for key, value in values.items():
+            metric, _, kind = key.partition(",")
+            if kind and isinstance(value, int | float) and not metric.endswith("_stderr"):
+                error = values.get(f"{metric}_stderr,{kind}")
+                rows.append(
+                    {
+                        "task": task,
+                        "metric": metric,
+                        "value": float(value),
+                        "stderr": float(error) if isinstance(error, int | float) else None,
+                        "shots": found.get("n-shot", {}).get(task),
+                        "examples": found.get("n-samples", {}).get(task, {}).get("effective"),
+                    }
+                )
+    return rows

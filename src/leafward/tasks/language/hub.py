@@ -1,0 +1,80 @@
+"""A trained model as a Hugging Face folder, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from transformers.utils import logging
+
+from leafward.engine import Cluster
+from leafward.errors import DataError
+from leafward.models import HelmConfig, HelmForCausalLM
+from leafward.tasks.language.folders import replacing_folder
+from leafward.tasks.language.tokenizer import load_tokenizer
+
+SHIM = "modeling_leafward.py"
+_SHIM_TEXT = '''"""Says where the classes of this model are: in the package leafward, which must be installed.
+
+Programs that do not import leafward (such as the command lm_eval) load this folder with trust_remote_code=True.
+"""
+
+from leafward.models import HelmConfig, HelmForCausalLM, HelmModel  # noqa: F401
+'''
+_AUTO_MAP = {
+    "AutoConfig": f"{Path(SHIM).stem}.HelmConfig",
+    "AutoModel": f"{Path(SHIM).stem}.HelmModel",
+    "AutoModelForCausalLM": f"{Path(SHIM).stem}.HelmForCausalLM",
+}
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """transformers shows a bar for every file; ours says what is going on."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def save_model(model: HelmForCausalLM, tokenizer: Any, folder: str | Path, cluster: Cluster | None = None) -> None:
+    """Write weights, configuration and tokenizer to `folder` in one step; call it on every rank."""
+    cluster = cluster or Cluster()
+    # Sharded parameters are gathered, on all ranks together; the full tensors arrive on the first.
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state = get_model_state_dict(model, options=options) if cluster.world > 1 else model.state_dict()
+
+    def write() -> None:
+        model.config.auto_map = _AUTO_MAP
+        with replacing_folder(folder) as partial, _without_bars():
+            model.save_pretrained(partial, state_dict=state)
+            tokenizer.model_max_length = model.config.max_position_embeddings
+            tokenizer.save_pretrained(partial)
+            (partial / SHIM).write_text(_SHIM_TEXT, encoding="utf-8")
+
+    cluster.on_main(write)
+
+
+def load_model(folder: str | Path, device: torch.device | str = "cpu") -> tuple[HelmForCausalLM, Any]:
+    """The model of a folder, ready to be used, and its tokenizer."""
+    folder = Path(folder)
+    try:
+        kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{folder} does not hold a model: cannot read its config.json ({error})") from error
+    if kind != HelmConfig.model_type:
+        raise DataError(f"{folder} holds a model of type {kind!r}, not {HelmConfig.model_type!r}")
+    try:
+        with _without_bars():
+            model = HelmForCausalLM.from_pretrained(folder)
+    except Exception as error:  # transformers raises all kinds
+        raise DataError(f"cannot load the model in {folder}: {error}") from error
+    return model.to(device).eval(), load_tokenizer(folder)  # type: ignore[arg-type]

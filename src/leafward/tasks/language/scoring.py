@@ -1,0 +1,130 @@
+"""Held-out loss, perplexity and bits per byte, document by document, with intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from leafward.engine import Progress
+from leafward.engine.loop import to_device
+from leafward.models import HelmForCausalLM
+from leafward.nn.head import CHUNK
+from leafward.tasks.language.shards import IGNORED, Shard, Windows
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Sums over each unit of held-out text, each (U,): nats, predicted tokens and bytes of text.
+
+    A unit is a document; where there is only one, a window of it (and its bytes are those of the document, shared out
+    by tokens). The token that ends a document is predicted, and counts, too.
+    """
+
+    nats: NDArray[np.float64]
+    tokens: NDArray[np.int64]
+    bytes: NDArray[np.float64]
+    unit: str
+
+    @property
+    def loss(self) -> tuple[float, Interval | None]:
+        """Nats per token, with its 95 % interval over units."""
+        return ratio(self.nats, self.tokens)
+
+    def headline(self) -> dict[str, tuple[float, Interval | None]]:
+        """Loss, perplexity and bits per byte, each with its interval."""
+        loss, interval = self.loss
+        ends = None if interval is None else (math.exp(interval[0]), math.exp(interval[1]))
+        return {
+            "loss": (loss, interval),
+            "perplexity": (math.exp(loss), ends),
+            "bits_per_byte": ratio(self.nats / math.log(2.0), self.bytes),
+        }
+
+
+@torch.no_grad()
+def score(
+    model: HelmForCausalLM, shard: Shard, context: int, *, batch_size: int = 8, precision: str = "float32"
+) -> Scores:
+    """Scores of `model` on all documents of a shard, in windows as in training."""
+    model.eval()
+    windows, device = Windows(shard, context), next(model.parameters()).device
+    by_window = len(shard.starts) == 1
+    units = len(windows) if by_window else len(shard.starts)
+    nats, tokens = np.zeros(units), np.zeros(units, np.int64)
+    with Progress(len(windows), "scoring", unit="window") as progress:
+        for first in range(0, len(windows), batch_size):
+            numbers = range(first, min(first + batch_size, len(windows)))
+            batch = default_collate([windows[i] for i in numbers])
+            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+                losses = token_losses(model, to_device(batch, device)).cpu().double().numpy()
+            counted = (batch["labels"][:, 1:] != IGNORED).numpy()
+            unit = np.array(numbers)[:, None] if by_window else batch["documents"][:, 1:].numpy()
+            unit = np.broadcast_to(unit, counted.shape)[counted]
+            nats += np.bincount(unit, losses[counted], units)
+            tokens += np.bincount(unit, minlength=units)
+            progress.update(numbers.stop)
+    if by_window:
+        return Scores(nats, tokens, tokens * (shard.sizes.sum() / tokens.sum()), "windows")
+    return Scores(nats, tokens, shard.sizes.astype(np.float64), "documents")
+
+
+def token_losses(model: HelmForCausalLM, batch: dict[str, Tensor]) -> Tensor:
+    """−ln p of each token after the first of a window, (B,T) -> (B,T−1), by chunks; 0 where it is not predicted."""
+    states = model.model(
+        batch["input_ids"], position_ids=batch["position_ids"], documents=batch["documents"], use_cache=False
+    ).last_hidden_state
+    features, matrix = model.head.lanes(states[:, :-1])
+    features, labels = features.flatten(0, 1), batch["labels"][:, 1:]
+    rows = max(1, CHUNK // matrix.shape[0])
+    losses = [
+        F.cross_entropy((part @ matrix.T).float(), label, ignore_index=IGNORED, reduction="none")
+        for part, label in zip(features.split(rows), labels.flatten().split(rows), strict=True)
+    ]
+    return torch.cat(losses).view(labels.shape)
+
+
+def ratio(totals: NDArray[Any], sizes: NDArray[Any]) -> tuple[float, Interval | None]:
+    """Σ totals / Σ sizes and its 95 % interval over the units: Student's t on the linearised ratio.
+
+    With R the ratio and e_i = totals_i − R sizes_i the standard error is √(n/(n−1) Σ e_i²) / Σ sizes (a cluster
+    estimate: tokens of one document are not independent).
+    """
+    value, count = float(totals.sum() / sizes.sum()), len(totals)
+    if count < 2:
+        return value, None
+    error = math.sqrt(count / (count - 1) * float(((totals - value * sizes) ** 2).sum())) / float(sizes.sum())
+    return value, _around(value, error, count)
+
+
+def mean(values: Sequence[float]) -> tuple[float, Interval | None]:
+    """The mean and its 95 % interval, by Student's t."""
+    value, count = float(np.mean(values)), len(values)
+    if count < 2:
+        return value, None
+    return value, _around(value, float(np.std(values, ddof=1)) / math.sqrt(count), count)
+
+
+def paired(ours: Sequence[Scores], twins: Sequence[Scores]) -> tuple[float, Interval | None, str]:
+    """The difference in loss, ours − twin, its interval and what it is over: seeds, or with one seed the units."""
+    if len(ours) > 1:
+        return *mean([a.loss[0] - b.loss[0] for a, b in zip(ours, twins, strict=True)]), f"{len(ours)} seeds"
+    one, other = ours[0], twins[0]
+    return *ratio(one.nats - other.nats, one.tokens), f"{len(one.nats)} {one.unit}, one seed"
+
+
+def _around(value: float, error: float, count: int) -> Interval:
+    from scipy.stats import t
+
+    reach = float(t.ppf(0.975, count - 1)) * error
+    return value - reach, value + reach
