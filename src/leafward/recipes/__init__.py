@@ -11,23 +11,31 @@ from __future__ import annotations
 
 RECIPES: dict[str, str] = {
     "superposition": "leafward.recipes.superposition",
+    "hcformer": "leafward.recipes.hcformer",
     "helm": "leafward.recipes.helm",
+    "himapper": "leafward.recipes.himapper",
 }
 """``leafward train NAME`` -> module."""
 
 EVALUATIONS: dict[str, str] = {
+    "vision": "leafward.recipes.evaluate_vision",
+    "himapper": "leafward.recipes.evaluate_himapper",
     "language": "leafward.recipes.evaluate_language",
     "sample": "leafward.recipes.evaluate_sample",
 }
 """``leafward evaluate TARGET --task NAME`` -> module."""
 
 EVALUATION_OF: dict[str, str] = {
+    "hcformer": "vision",
+    "himapper": "himapper",
     "segmenter": "open-vocabulary",
     "helm": "language",
 }
 """Recipe of a run -> the evaluation that is meant when no task is named."""
 
 EXPLANATIONS: dict[str, str] = {
+    "himapper": "leafward.recipes.explain_himapper",
+    "hcformer": "leafward.recipes.explain_hcformer",
 }
 """Recipe of a run, or model family -> module of ``leafward explain TARGET INPUT...``."""
 

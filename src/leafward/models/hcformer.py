@@ -1,0 +1,355 @@
+"""HCFormer: a hierarchical vision backbone whose token mixer is clustering, as timm models.
+
+    import timm, leafward.models
+    model = timm.create_model("hcformer_tiny", num_classes=10)            # Lorentz window level, Euclidean patch level
+    twin = timm.create_model("hcformer_tiny", geometry="euclidean")
+    pyramid = timm.create_model("hcformer_tiny", features_only=True)      # strides 4, 8, 16, 32
+
+Parameters, beside the published counts: nano 4.90M (5.1M), tiny 6.69M (7.0M), small 16.44M (16.1M), medium 34.60M
+(33.7M). Maps are (B, C, H, W) outside and (B, H, W, C) inside, which is the same memory in the channels-last format.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from timm.layers import ClassifierHead, DropPath, Mlp, trunc_normal_
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from leafward.errors import UsageError, nearest
+from leafward.nn.cluster_mixer import WEIGHT_STD, ClusterMixer, Layout, OffsetBias, Windows
+
+WINDOWS = (Windows(side=8), Windows(side=4), Windows(count=2), Windows(count=1))
+"""Per stage: 7×7, 7×7, 2×2 and 1×1 windows at 224 pixels; at others those of the first two stages keep their size."""
+CENTRES = (4, 2, 4, 4)
+"""Centres along each axis of a window."""
+GLOBAL_CENTRES = (4, 4, 4, 0)
+"""Centres along each axis of the map, for the window level; the last stage is one window, so has none."""
+MLP_RATIOS = (8.0, 8.0, 4.0, 4.0)
+SMALLEST = 4  # pixels of one token of the first stage
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Which centres the tokens of one block went to, as the forward pass used it.
+
+    `level` "patch": `weights` (B, G, h, N, M) of the N tokens of each of G windows over its M centres; padded places
+    have weight 0. `level` "window": `weights` (B, h, G, K) of the windows over the K global centres. Windows, tokens
+    and centres are in raster order; `layout` says where they lie.
+    """
+
+    stage: int
+    block: int
+    level: str
+    weights: Tensor
+    layout: Layout
+
+
+class ImageNorm(nn.GroupNorm):
+    """Group norm with one group, over all tokens and channels of an image: (B, H, W, C) -> (B, H, W, C)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(1, channels)
+
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+class Block(nn.Module):
+    """x += γ₁ mixer(norm(x)); x += γ₂ MLP(norm(x))."""
+
+    def __init__(self, mixer: ClusterMixer, dim: int, mlp_ratio: float, drop_path: float, layer_scale: float) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = ImageNorm(dim), ImageNorm(dim)
+        self.mixer = mixer
+        self.mlp = Mlp(dim, int(dim * mlp_ratio))
+        self.gamma1, self.gamma2 = (nn.Parameter(torch.full((dim,), layer_scale)) for _ in range(2))
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        x = torch.addcmul(x, self.drop_path(self.mixer(self.norm1(x), layout)), self.gamma1)
+        return torch.addcmul(x, self.drop_path(self.mlp(self.norm2(x))), self.gamma2)
+
+
+class Stage(nn.Module):
+    """An optional halving of the map, then blocks that share one layout: (B, C, H, W) -> (B, C', H', W')."""
+
+    def __init__(self, dim_in: int | None, dim: int, blocks: Sequence[Block]) -> None:
+        super().__init__()
+        self.downsample = nn.Identity() if dim_in is None else nn.Conv2d(dim_in, dim, 3, stride=2, padding=1)
+        self.blocks = nn.ModuleList(blocks)
+        self.grad_checkpointing = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.downsample(x).permute(0, 2, 3, 1)
+        mixer: ClusterMixer = self.blocks[0].mixer  # pyright: ignore[reportAssignmentType]
+        layout = mixer.layout(x.shape[1], x.shape[2], x.device)
+        for block in self.blocks:
+            if self.grad_checkpointing and self.training:
+                x = checkpoint(block, x, layout, use_reentrant=False)
+            else:
+                x = block(x, layout)
+        return x.permute(0, 3, 1, 2)
+
+
+class HCFormer(nn.Module):
+    """Stem, four stages of cluster mixers, norm and head; any input from 4×4 pixels, square or not.
+
+    `geometry` ("lorentz" or "euclidean") is that of the window level, `patch_geometry` that of the patch level; the
+    paper's three combinations are the default, both "euclidean" (the twin) and both "lorentz".
+    """
+
+    _version = 1  # of the state dict
+
+    def __init__(
+        self,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        depths: Sequence[int] = (2, 2, 6, 2),
+        dims: Sequence[int] = (32, 64, 196, 224),
+        heads: Sequence[int] = (4, 4, 8, 8),
+        head_dim: int = 16,
+        geometry: str = "lorentz",
+        patch_geometry: str = "euclidean",
+        curvature: float = 1.0,
+        learn_curvature: bool = False,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        init_values: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        for name, values in (("depths", depths), ("dims", dims), ("heads", heads)):
+            if len(values) != len(WINDOWS) or min(values) < 1:
+                raise UsageError(f"{name} must be four positive whole numbers, got {values!r}")
+        self.num_classes, self.in_chans = num_classes, in_chans
+        self.num_features = self.head_hidden_size = dims[-1]
+        self.stem = nn.Conv2d(in_chans, dims[0], 4, stride=4)
+        rates = torch.linspace(0.0, drop_path_rate, sum(depths), device="cpu").split(list(depths))
+
+        def block(stage: int, drop_path: float) -> Block:
+            mixer = ClusterMixer(
+                dims[stage],
+                heads[stage],
+                head_dim,
+                WINDOWS[stage],
+                CENTRES[stage],
+                GLOBAL_CENTRES[stage],
+                geometry,
+                patch_geometry,
+                curvature,
+                learn_curvature,
+            )
+            return Block(mixer, dims[stage], MLP_RATIOS[stage], drop_path, init_values)
+
+        self.stages = nn.Sequential(
+            *(
+                Stage(dims[i - 1] if i else None, dims[i], [block(i, rate) for rate in rates[i].tolist()])
+                for i in range(len(WINDOWS))
+            )
+        )
+        self.feature_info = [
+            {"num_chs": dim, "reduction": 4 * 2**i, "module": f"stages.{i}"} for i, dim in enumerate(dims)
+        ]
+        self.norm = ImageNorm(dims[-1])
+        self.head = ClassifierHead(dims[-1], num_classes, pool_type=global_pool, drop_rate=drop_rate)
+        self.apply(_init_weights)
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that are not decayed: position biases, sharpness, scale and curvature, layer scale."""
+        spared = {
+            f"{prefix}.{name}"
+            for prefix, module in self.named_modules()
+            if isinstance(module, OffsetBias)
+            for name, _ in module.named_parameters()
+        }
+        return spared | {name for name, parameter in self.named_parameters() if parameter.ndim < 2}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Patterns that group parameters by depth, for layer-wise rates."""
+        fine = [(r"^stages\.(\d+)\.downsample", (0,)), (r"^stages\.(\d+)\.blocks\.(\d+)", None), (r"^norm", (99999,))]
+        return {"stem": r"^stem", "blocks": r"^stages\.(\d+)" if coarse else fine}
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        for stage in self.stages:
+            stage.grad_checkpointing = enable  # pyright: ignore[reportArgumentType]
+
+    def set_input_size(self, img_size: int | tuple[int, int]) -> None:
+        """Nothing has to be set: any size works at any time. Refuses sizes smaller than one token."""
+        height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
+        _check_size(height, width)
+
+    def get_classifier(self) -> nn.Module:
+        return self.head.fc
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        self.num_classes = num_classes
+        self.head.reset(num_classes, global_pool)
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """The maps of the chosen stages, with the final one (normed) before them unless `intermediates_only`.
+
+        `norm` applies the final norm to the last stage's map, the only one it fits.
+        """
+        if output_fmt not in ("NCHW", "NHWC"):
+            raise UsageError(f"output_fmt must be NCHW or NHWC, got {output_fmt!r}")
+        wanted, last = feature_take_indices(len(self.stages), indices)
+        stages = self.stages[: last + 1] if stop_early else self.stages
+        final = len(self.stages) - 1
+        x = self._stem(x)
+        taken = []
+        for index, stage in enumerate(stages):
+            x = stage(x)
+            if index in wanted:
+                taken.append(self._norm(x) if norm and index == final else x)
+        if output_fmt == "NHWC":
+            taken = [map_.permute(0, 2, 3, 1) for map_ in taken]
+        return taken if intermediates_only else (self._norm(x) if len(stages) == final + 1 else x, taken)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop what the maps of the chosen stages do not need."""
+        wanted, last = feature_take_indices(len(self.stages), indices)
+        self.stages = self.stages[: last + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return wanted
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """The normed map of the last stage: (B, in_chans, H, W) -> (B, num_features, H/32, W/32)."""
+        return self._norm(self.stages(self._stem(x)))
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        return self.head(x, pre_logits=pre_logits)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+    @torch.no_grad()
+    def assignments(self, x: Tensor) -> list[Assignment]:
+        """What a forward pass of `x` (B, in_chans, H, W) assigns to what: every block of every stage, both levels."""
+        found: list[Assignment] = []
+        handles = []
+        for s, stage in enumerate(self.stages):
+            for b, block in enumerate(stage.blocks):  # pyright: ignore[reportArgumentType]
+
+                def keep(mixer: nn.Module, inputs: tuple[Any, ...], s: int = s, b: int = b) -> None:
+                    assert isinstance(mixer, ClusterMixer)
+                    for level, weights in mixer.mix(*inputs)[1].items():
+                        found.append(Assignment(s, b, level, weights, inputs[1]))
+
+                handles.append(block.mixer.register_forward_pre_hook(keep))
+        try:
+            self.forward_features(x)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return found
+
+    def _stem(self, x: Tensor) -> Tensor:
+        _check_size(*x.shape[-2:])
+        return self.stem(x.contiguous(memory_format=torch.channels_last))
+
+    def _norm(self, x: Tensor) -> Tensor:
+        return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def _check_size(height: int, width: int) -> None:
+    if height < SMALLEST or width < SMALLEST:
+        raise UsageError(f"the image must have at least {SMALLEST}×{SMALLEST} pixels, got {height}×{width}")
+
+
+def _init_weights(module: nn.Module) -> None:
+    """Linear maps start small, as published; convolutions and the position bias' first layer as PyTorch has them."""
+    if isinstance(module, nn.Linear) and module.in_features != 2:
+        trunc_normal_(module.weight, std=WEIGHT_STD)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "hcformer_nano": {"depths": (2, 2, 6, 2), "dims": (32, 64, 196, 224), "heads": (4, 4, 8, 8), "head_dim": 16},
+    "hcformer_tiny": {"depths": (2, 2, 6, 2), "dims": (32, 64, 196, 320), "heads": (4, 4, 8, 8), "head_dim": 24},
+    "hcformer_small": {"depths": (2, 2, 6, 2), "dims": (64, 128, 320, 512), "heads": (4, 4, 8, 8), "head_dim": 32},
+    "hcformer_medium": {
+        "depths": (4, 4, 12, 4),
+        "dims": (64, 128, 320, 512),
+        "heads": (6, 6, 12, 12),
+        "head_dim": 32,
+    },
+}
+PUBLISHED_PARAMETERS = {
+    "hcformer_nano": 5.1e6,
+    "hcformer_tiny": 7.0e6,
+    "hcformer_small": 16.1e6,
+    "hcformer_medium": 33.7e6,
+}
+
+default_cfgs = generate_default_cfgs(
+    {
+        name: {
+            "url": "",
+            "num_classes": 1000,
+            "input_size": (3, 224, 224),
+            "pool_size": (7, 7),
+            "crop_pct": 0.9,
+            "interpolation": "bicubic",
+            "mean": (0.485, 0.456, 0.406),
+            "std": (0.229, 0.224, 0.225),
+            "first_conv": "stem",
+            "classifier": "head.fc",
+        }
+        for name in VARIANTS
+    }
+)
+
+_ARGUMENTS = frozenset(inspect.signature(HCFormer).parameters)
+_BUILDER_ARGUMENTS = frozenset(
+    {"features_only", "out_indices", "feature_cls", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}
+)
+
+
+def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> HCFormer:
+    for name in kwargs:
+        if name not in _ARGUMENTS | _BUILDER_ARGUMENTS:
+            raise UsageError(f"{variant} has no argument {name!r}; {nearest(name, _ARGUMENTS)}")
+    feature_cfg = {"out_indices": (0, 1, 2, 3), "feature_cls": "getter"}
+    return build_model_with_cfg(HCFormer, variant, pretrained, feature_cfg=feature_cfg, **(VARIANTS[variant] | kwargs))
+
+
+@register_model
+def hcformer_nano(pretrained: bool = False, **kwargs: Any) -> HCFormer:
+    return _create("hcformer_nano", pretrained, kwargs)
+
+
+@register_model
+def hcformer_tiny(pretrained: bool = False, **kwargs: Any) -> HCFormer:
+    return _create("hcformer_tiny", pretrained, kwargs)
+
+
+@register_model
+def hcformer_small(pretrained: bool = False, **kwargs: Any) -> HCFormer:
+    return _create("hcformer_small", pretrained, kwargs)
+
+
+@register_model
+def hcformer_medium(pretrained: bool = False, **kwargs: Any) -> HCFormer:
+    return _create("hcformer_medium", pretrained, kwargs)

@@ -1,0 +1,19 @@
+"""Hi-Mapper ("Improving Visual Recognition with Hyperbolical Visual Hierarchy Mapping", arXiv 2404.00974): a visual
+hierarchy for any pretrained backbone of timm.
+
+    mapped = HiMapper(timm.create_model("resnet50", pretrained=True), leaves=32, levels=4)
+    logits = mapped(images)                                   # the backbone's classifier on v + v^L
+    logits, losses = mapped(images, losses=True)              # and what teaches the hierarchy
+    parts = mapped.hierarchy(images)                          # nodes, their attention maps and their points
+    dense = HiMapper(timm.create_model("resnet50", features_only=True))     # maps for a dense head
+
+Shapes: B images, T places of the feature map, C its channels, V the width of the global feature, N leaves, L levels,
+M = N + N/2 + … nodes (leaves first), S samples, d the mapper's width.
+"""
+
+from leafward.models.himapper.loss import HierarchyLosses
+from leafward.models.himapper.mapper import HierarchyMapper
+from leafward.models.himapper.model import Hierarchy, HiMapper
+from leafward.models.himapper.tree import TreeShape
+
+__all__ = ["HiMapper", "Hierarchy", "HierarchyLosses", "HierarchyMapper", "TreeShape"]

@@ -1,0 +1,61 @@
+"""What teaches the hierarchy (Sec. 4.4): every node nearer to its parent than to the other nodes of its level."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from leafward.errors import UsageError
+from leafward.models.himapper.tree import TreeShape
+
+CONTRAST_WEIGHT, KL_WEIGHT = 0.1, 0.01
+"""Weights of the two losses beside the task's own, as in the authors' code."""
+
+
+class HierarchyLosses(NamedTuple):
+    """Means over the batch: the contrast in nats, the divergence of the top level in nats per coordinate."""
+
+    contrast: Tensor
+    kl: Tensor
+
+    def total(self, contrast_weight: float = CONTRAST_WEIGHT, kl_weight: float = KL_WEIGHT) -> Tensor:
+        """What is added to the task's own loss."""
+        return contrast_weight * self.contrast + kl_weight * self.kl
+
+
+class HierarchyContrast(nn.Module):
+    """−log of the share that a node's parent has among its parent and the other nodes of its level,
+
+        exp(−D(i, parent)/τ) / [exp(−D(i, parent)/τ) + Σ_j w_ij exp(−D(i, j)/τ)],
+
+    averaged over all nodes that have a parent. Siblings have weight `sibling_weight` (1: as in the paper, 0: they are
+    no negatives), all others 1. The paper prints +D, which drives parents away and draws each level together.
+    """
+
+    log_weight: Tensor
+    parents: Tensor
+
+    def __init__(self, shape: TreeShape, temperature: float = 0.2, sibling_weight: float = 1.0) -> None:
+        super().__init__()
+        if not 0.0 < temperature < math.inf:
+            raise UsageError(f"temperature must be a positive number, got {temperature!r}")
+        if not 0.0 <= sibling_weight <= 1.0:
+            raise UsageError(f"sibling_weight must lie between 0 and 1, got {sibling_weight!r}")
+        self.temperature = temperature
+        parents, level = shape.parents(), shape.level_of()
+        children = torch.arange(len(parents))
+        weight = (level[: len(parents), None] == level).float()
+        weight[children, children] = 0.0
+        weight[children, children ^ 1] = sibling_weight  # every level below the top begins at an even number
+        weight[children, parents] = 1.0
+        self.register_buffer("log_weight", weight.log(), persistent=False)
+        self.register_buffer("parents", parents, persistent=False)
+
+    def forward(self, distances: Tensor) -> Tensor:
+        """All distances between the nodes of each image, (B, M, M) -> a scalar."""
+        logits = self.log_weight.float() - distances[:, : len(self.parents)].float() / self.temperature
+        return F.cross_entropy(logits.flatten(0, 1), self.parents.repeat(len(logits)))

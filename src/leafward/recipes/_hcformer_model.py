@@ -1,0 +1,102 @@
+"""Vision models on disk: what a run publishes, and how a command opens it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leafward.errors import DataError, UsageError, nearest, require
+
+if TYPE_CHECKING:
+    from torch import nn
+
+MODEL = "model"
+"""Folder of the published model in a run directory."""
+TASKS = ("classify", "segment", "detect")
+
+
+@dataclass(frozen=True)
+class Card:
+    """What must be known to build a published model again: config.json beside its weights."""
+
+    task: str
+    """classify, segment or detect."""
+    model: str
+    """Name of the timm model that is the backbone."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the backbone, such as its geometry."""
+    classes: list[str] = field(default_factory=list)
+    """Names of the classes, in the order of the scores."""
+    size: int = 224
+    """Pixels of the side that the images were trained at."""
+    decoder: str = ""
+    """Head of a segmentation model (semantic-fpn or smp:NAME) or kind of detector (mask-rcnn or faster-rcnn)."""
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any], source: Path) -> Card:
+        unknown = set(record) - {field.name for field in dataclasses.fields(cls)}
+        if unknown or record.get("task") not in TASKS or "model" not in record:
+            raise DataError(f"{source} does not hold a vision model of this package")
+        triples: dict[str, Any] = {key: tuple(record[key]) for key in ("mean", "std") if key in record}
+        return cls(**record | triples)
+
+
+def build(card: Card) -> nn.Module:
+    """The model of a card, untrained: logits for classification, else what its task's module says."""
+    timm = require("timm", "vision")
+    import leafward.models  # noqa: F401  (registers HCFormer)
+
+    if card.task == "segment":
+        from leafward.tasks.segmentation import SegmentationModel
+
+        return SegmentationModel(card.model, len(card.classes), card.decoder, card.arguments)
+    if card.task == "detect":
+        from leafward.tasks.detection import detector
+
+        return detector(card.model, len(card.classes), card.size, card.arguments, card.decoder)
+    if not timm.is_model(card.model):
+        raise UsageError(f"timm has no model {card.model!r}; {nearest(card.model, timm.list_models())}")
+    return timm.create_model(card.model, num_classes=len(card.classes), **card.arguments)
+
+
+def open_model(target: str | Path) -> tuple[nn.Module, Card]:
+    """The model of a run directory or of a published model's folder, with its weights, and its card."""
+    from leafward.engine import load_published
+
+    folder = Path(target)
+    if (folder / MODEL / "config.json").is_file():
+        folder = folder / MODEL
+    config, state = load_published(folder)
+    card = Card.from_json(config, folder)
+    model = build(card)
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise DataError(
+            f"{folder} does not fit the model that it names: {str(error).splitlines()[-1].strip()}"
+        ) from None
+    return model.eval(), card
+
+
+def open_backbone(target: str | Path) -> tuple[Any, Card]:
+    """The HCFormer inside a run, a published model, or (untrained) by its timm name."""
+    from leafward.models import HCFormer
+
+    if Path(target).is_dir():
+        model, card = open_model(target)
+    else:
+        import timm
+
+        name = str(target).removeprefix("timm:")
+        if not name.startswith("hcformer") or not timm.is_model(name):
+            known = timm.list_models("hcformer*")
+            raise UsageError(f"{target} is neither a folder nor a model that has clusters; {nearest(name, known)}")
+        model, card = timm.create_model(name).eval(), Card(task="classify", model=name)
+    for module in model.modules():
+        if isinstance(module, HCFormer):
+            return module, card
+    raise UsageError(f"{target} is a {card.model}, which does not cluster; explain needs an HCFormer")

@@ -1,0 +1,121 @@
+"""What a vision run found: headline numbers with intervals and twin, the paired difference, curves, and the page."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from leafward.engine.config import to_dict
+from leafward.report import SERIES, Number, Page, legend, new_figure
+
+if TYPE_CHECKING:
+    from leafward.recipes.hcformer import Config
+
+Record = Mapping[str, Any]
+Interval = tuple[float, float]
+NAMES = {
+    "top1": "top-1 accuracy",
+    "top5": "top-5 accuracy",
+    "hierarchical_f1": "hierarchical F1",
+    "mistake_severity": "mistake severity (LCA height)",
+    "miou": "mean IoU",
+    "pixel_accuracy": "pixel accuracy",
+    "box_ap": "box AP",
+    "mask_ap": "mask AP",
+    "box_ap50": "box AP at IoU 0.5",
+    "mask_ap50": "mask AP at IoU 0.5",
+}
+LOWER = ("mistake_severity",)
+
+
+def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, Interval | None]:
+    """Mean and 95 % interval by Student's t; no interval of fewer than two values."""
+    from scipy.stats import t
+
+    value, count = float(np.mean(values)), len(values)
+    if count < 2:
+        return value, None
+    reach = float(t.ppf(0.975, count - 1)) * float(np.std(values, ddof=1)) / math.sqrt(count)
+    return value, (value - reach, value + reach)
+
+
+def result(
+    geometry: str, monitor: str, results: Sequence[Record], units: Sequence[np.ndarray | None]
+) -> dict[str, Any]:
+    """What result.json holds. `units` are the held-out images' own scores, one array for each of `results`."""
+    ours = [i for i, each in enumerate(results) if each["geometry"] == geometry]
+    twins = [i for i, each in enumerate(results) if each["geometry"] != geometry]
+    numbers = [_scored(name, [results[i] for i in ours], [results[i] for i in twins]) for name in NAMES]
+    found = [number for number in numbers if number is not None]
+    if twins:
+        pairs = list(zip(ours, twins, strict=True))
+        if geometry != "lorentz":
+            pairs = [(b, a) for a, b in pairs]
+        found.append(_difference(monitor, results, units, pairs))
+    notes = [] if len(ours) > 1 else ["One seed: the scores have no interval over seeds."]
+    return {"headline": [number.to_json() for number in found], "members": list(results), "notes": notes}
+
+
+def _scored(name: str, ours: Sequence[Record], twins: Sequence[Record]) -> Number | None:
+    if name not in ours[0]["scores"]:
+        return None
+    (value, interval), twin, twin_interval = _over_seeds(name, ours), None, None
+    if twins:
+        twin, twin_interval = _over_seeds(name, twins)
+    better = "lower" if name in LOWER else "higher"
+    note = f"{len(ours)} seeds" if len(ours) > 1 else ""
+    return Number(NAMES[name], value, interval, twin, twin_interval, better=better, note=note)
+
+
+def _over_seeds(name: str, members: Sequence[Record]) -> tuple[float | None, Interval | None]:
+    values = [member["scores"][name] for member in members]
+    return (None, None) if any(value is None for value in values) else mean_interval(values)
+
+
+def _difference(
+    monitor: str, results: Sequence[Record], units: Sequence[np.ndarray | None], pairs: Sequence[tuple[int, int]]
+) -> Number:
+    """Lorentz − Euclidean, paired over seeds; with one seed over the held-out images where they have own scores."""
+    name = f"difference in {NAMES[monitor]}"
+    a, b = (units[i] for i in pairs[0])
+    if len(pairs) == 1 and a is not None and b is not None:
+        value, interval = mean_interval(a - b)
+        note = f"paired, lorentz − euclidean, over {len(a)} held-out images, one seed"
+    else:
+        gaps = [results[i]["scores"][monitor] - results[j]["scores"][monitor] for i, j in pairs]
+        value, interval = mean_interval(gaps)
+        note = f"paired, lorentz − euclidean, over {len(pairs)} seed{'s' if len(pairs) > 1 else ''}"
+    return Number(name, value, interval, better="higher", note=note)
+
+
+def write(config: Config, monitor: str, result: Record, curves: Mapping[str, Sequence[Record]], out: Path) -> None:
+    """report.html of a run."""
+    page = Page(f"{config.model}: {config.task}", subtitle=str(config.data))
+    page.headline([Number.from_json(record) for record in result["headline"]])
+    for note in result["notes"]:
+        page.note(note)
+    scores: list[str] = sorted({name for member in result["members"] for name in member["scores"]})
+    page.section("Models")
+    rows = [[m["name"], m["parameters"], m["step"], *(m["scores"].get(s) for s in scores)] for m in result["members"]]
+    page.table(["model", "parameters", "step", *(NAMES.get(s, s) for s in scores)], rows)
+    page.section("Training")
+    for key, title in (("train/loss", "Training loss"), (f"eval/{monitor}", f"Held-out {NAMES[monitor]}")):
+        figure, axes = new_figure()
+        for index, (name, records) in enumerate(curves.items()):
+            points = [(r["step"], r[key]) for r in records if r.get(key) is not None]
+            if points:
+                axes.plot(*zip(*points, strict=True), label=name, color=SERIES[index % len(SERIES)])
+        axes.set_xlabel("step")
+        axes.set_ylabel(title.lower())
+        if len(curves) > 1:
+            legend(axes)
+        page.figure(figure, title)
+    page.section("How")
+    page.details("Configuration", to_dict(config))
+    page.environment(json.loads((out / "env.json").read_text(encoding="utf-8")))
+    page.write(out / "report.html")

@@ -1,0 +1,212 @@
+"""Training the members of a vision run: one model, or both geometries and several seeds.
+
+A single model trains in the run directory itself; several train in `members/GEOMETRY-SEED`, each a run directory of its
+own. The model of the first is published in the run directory's `model` either way.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from leafward.engine import Cluster, RunDirectory, fit, publish, session, to_dict
+from leafward.errors import DataError, UsageError
+from leafward.files import finite, replacing
+from leafward.recipes import _hcformer_report as report
+from leafward.recipes._hcformer_model import MODEL, Card, build, open_model
+from leafward.recipes.hcformer import MAY_CHANGE, Config
+
+if TYPE_CHECKING:
+    from leafward.tasks.classification import Classification
+    from leafward.tasks.detection import Detection
+    from leafward.tasks.segmentation import Segmentation
+
+    VisionTask = Classification | Segmentation | Detection
+
+MEMBERS, UNITS = "members", "held_out.npy"
+
+
+@dataclass(frozen=True)
+class Member:
+    """One model of a run."""
+
+    config: Config
+    path: Path
+    model: Path
+
+    @property
+    def name(self) -> str:
+        return f"{self.config.geometry}-{self.config.loop.seed}"
+
+
+def train(config: Config, out: Path, *, resume: bool, overwrite: bool) -> dict[str, Any]:
+    """The whole recipe, on every rank. The data are looked at before anything is written."""
+    with session(config.loop.device) as cluster:
+        task = make_task(config)
+        if config.check:
+            cluster.on_main(task.check)
+        members = plan(config, out)
+        run = _create(cluster, out, config, resume=resume, overwrite=overwrite)
+        results = [_train_member(member, task, cluster, run, out) for member in members]
+        return cluster.on_main(lambda: _conclude(config, run, task, members, results))
+
+
+def make_task(config: Config) -> VisionTask:
+    """The task of `config` on its data."""
+    source = config.data
+    assert source is not None
+    batch = config.loop.micro_batch or config.loop.batch_size
+    if config.task == "segment":
+        from leafward.tasks.segmentation import Segmentation, load_scenes
+
+        scenes = load_scenes(source, config.ignore, config.held_out, config.loop.seed)
+        return Segmentation(scenes, config.size, config.decoder, hflip=config.augment.hflip, sliding=config.sliding)
+    if config.task == "detect":
+        from leafward.tasks.detection import Detection, load_objects
+
+        return Detection(load_objects(source, config.held_out, config.loop.seed), hflip=config.augment.hflip)
+    from leafward.hierarchy import Taxonomy
+    from leafward.tasks.classification import Classification
+    from leafward.tasks.images import load_images
+
+    taxonomy = None if config.taxonomy is None else Taxonomy.load(config.taxonomy)
+    sets = load_images(source, config.held_out, config.loop.seed)
+    return Classification(sets, config.size, config.augment, batch=batch, taxonomy=taxonomy)
+
+
+def plan(config: Config, out: Path) -> list[Member]:
+    """The members of a run, the one that gives it its model first."""
+    other = "euclidean" if config.geometry == "lorentz" else "lorentz"
+    members: list[Member] = []
+    for geometry in (config.geometry, *([other] if config.twin else [])):
+        for seed in range(config.loop.seed, config.loop.seed + config.seeds):
+            own = replace(config, geometry=geometry, twin=False, seeds=1, loop=replace(config.loop, seed=seed))
+            path = out / MEMBERS / f"{geometry}-{seed}" if config.twin or config.seeds > 1 else out
+            members.append(Member(own, path, path / MODEL if members else out / MODEL))
+    return members
+
+
+def card_of(config: Config, task: VisionTask) -> Card:
+    arguments: dict[str, Any] = {}
+    if config.model.startswith("hcformer"):
+        arguments = {
+            "geometry": config.geometry,
+            "patch_geometry": config.patch_geometry,
+            "learn_curvature": config.learn_curvature,
+        }
+    if config.drop_path:
+        arguments["drop_path_rate"] = config.drop_path
+    return Card(
+        task=config.task,
+        model=config.model,
+        arguments=arguments,
+        classes=task.classes,
+        size=config.size,
+        decoder=task.decoder,
+    )
+
+
+def _create(cluster: Cluster, path: Path, config: Config, *, resume: bool, overwrite: bool) -> RunDirectory:
+    """The run directory on every rank; only the first writes."""
+
+    def create() -> None:
+        RunDirectory.create(path, config, resume=resume, overwrite=overwrite, may_change=MAY_CHANGE, recipe="hcformer")
+        if overwrite:
+            for name in (MEMBERS, MODEL):
+                shutil.rmtree(path / name, ignore_errors=True)
+            (path / UNITS).unlink(missing_ok=True)
+
+    cluster.on_main(create)
+    return RunDirectory(path, to_dict(config), MAY_CHANGE, writes=cluster.main)
+
+
+def _train_member(member: Member, task: VisionTask, cluster: Cluster, run: RunDirectory, out: Path) -> dict[str, Any]:
+    """Train one model, publish it and score it; what is already done is only read."""
+    config, alone = member.config, member.path == out
+    if not alone:
+        if (member.path / "result.json").is_file():
+            return RunDirectory.open(member.path).result()
+        resume = (member.path / "config.yaml").is_file()
+        run = _create(cluster, member.path, config, resume=resume, overwrite=False)
+    torch.manual_seed(config.loop.seed)
+    card = card_of(config, task)
+    model = build(card)
+    if config.init is not None:
+        load_backbone(model, config.init)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    fitted = fit(model, task, config.loop, config.optim, run, cluster)
+    publish(model, member.model, card, cluster)
+
+    def conclude() -> dict[str, Any]:
+        model.eval()
+        scores, units = task.measure(model)
+        if units is not None:
+            with replacing(member.path / UNITS) as temporary, open(temporary, "wb") as file:
+                np.save(file, units)
+        result = finite(
+            {
+                "name": member.name,
+                "geometry": config.geometry,
+                "seed": config.loop.seed,
+                "parameters": parameters,
+                "step": fitted.best_step or fitted.step,
+                "model": str(member.model.relative_to(out)),
+                "scores": scores,
+            }
+        )
+        if not alone:
+            run.finish(result)
+        return result
+
+    return cluster.on_main(conclude)
+
+
+def load_backbone(model: nn.Module, source: Path) -> None:
+    """Fill the backbone inside `model` from that of a published model or run; the heads stay as they are."""
+    given = backbone_of(open_model(source)[0]).state_dict()
+    target = backbone_of(model)
+    own = target.state_dict()
+    fitting = {name: value for name, value in given.items() if name in own and own[name].shape == value.shape}
+    missing = [name for name in own if name not in fitting and not name.startswith(("head.", "norm.", "fc."))]
+    if missing:
+        raise UsageError(f"init {source} has another backbone: it does not fit {missing[0]}")
+    target.load_state_dict(fitting, strict=False)
+
+
+def backbone_of(model: nn.Module) -> nn.Module:
+    """The timm model inside a task's model."""
+    inner = getattr(model, "backbone", model)
+    inner = getattr(inner, "body", inner)  # torchvision's detectors wrap it once more
+    return getattr(inner, "model", inner)  # as does timm's feature pyramid
+
+
+def _conclude(
+    config: Config, run: RunDirectory, task: VisionTask, members: list[Member], results: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Put the members together, write result.json and report.html."""
+    units = [_read_units(member.path) for member in members]
+    curves = {member.name: RunDirectory.open(member.path).metrics() for member in members}
+    result = finite(report.result(config.geometry, task.monitor, results, units))
+    result["data"] = {"classes": task.classes}
+    run.finish(result)  # before the page, so that nothing it needs can lose it
+    try:
+        report.write(config, task.monitor, result, curves, run.path)
+    except ImportError as error:
+        result["notes"].append(f"There is no report.html: the package {error.name!r} is missing.")
+        run.finish(result)
+    return result
+
+
+def _read_units(path: Path) -> np.ndarray | None:
+    if not (path / UNITS).is_file():
+        return None
+    try:
+        return np.load(path / UNITS, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read the scores {path / UNITS}: {error}") from error

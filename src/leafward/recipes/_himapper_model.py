@@ -1,0 +1,187 @@
+"""Mapped models on disk: what a run publishes, how it begins, and how a command opens it."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leafward.engine import load_published
+from leafward.errors import DataError, LeafwardError, UsageError, nearest, require
+from leafward.models.himapper import HierarchyLosses, HiMapper
+from leafward.recipes import _hcformer_model as vision
+from leafward.recipes._hcformer_model import MODEL, Card
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor, nn
+
+    from leafward.recipes.himapper import Config
+
+
+class LearningMapper(HiMapper):
+    """Keeps the losses of the last training pass, so that any head around it can be trained with them."""
+
+    losses: HierarchyLosses | None = None
+
+    def forward(self, x: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if not self.training:
+            return super().forward(x)
+        out, self.losses = super().forward(x, losses=True)
+        return out
+
+
+@dataclass(frozen=True)
+class MappedCard:
+    """What must be known to build a published model again: that of the model around it, and the hierarchy's settings
+    (None: there is none)."""
+
+    vision: Card
+    hierarchy: dict[str, Any] | None
+
+
+def card_of(config: Config, model: str, arguments: dict[str, Any], classes: list[str], head: str = "") -> MappedCard:
+    """The card of a model on the timm backbone `model` with the task's `head`."""
+    card = Card(config.task, model, arguments, classes, config.size, head)
+    hierarchy = {
+        "leaves": config.leaves,
+        "levels": config.levels,
+        "dim": config.dim,
+        "geometry": config.geometry,
+        "mixture": config.mixture,
+        "probabilistic": not config.deterministic,
+        "temperature": config.temperature,
+        "sibling_weight": config.sibling_weight,
+        "freeze_backbone": config.freeze_backbone,
+    }
+    return MappedCard(card, None if config.plain else hierarchy)
+
+
+def build(card: MappedCard, source: dict[str, Any] | None = None) -> nn.Module:
+    """The model of a card. `source` holds timm's arguments that fill the backbone; without it nothing is loaded."""
+    base = replace(card.vision, arguments=card.vision.arguments | (source or {}))
+    if source and base.decoder.startswith("smp:"):
+        raise UsageError(f"the decoder {base.decoder} makes its own backbone, without weights: add --no-pretrained")
+    try:
+        model = vision.build(base)
+    except LeafwardError:
+        raise
+    except Exception as error:  # timm, the hub and the network each have their own
+        raise LeafwardError(
+            f"the backbone {base.model} could not be made: {error}; --weights FILE takes local weights, "
+            "--no-pretrained none"
+        ) from error
+    if card.hierarchy is None:
+        return model
+    if card.vision.task == "classify":
+        return LearningMapper(model, **card.hierarchy)
+    _put_on_pyramid(model, card.hierarchy)
+    return model
+
+
+def mapper_of(model: nn.Module) -> LearningMapper | None:
+    """The mapper inside a task's model, if there is one."""
+    return next((module for module in model.modules() if isinstance(module, LearningMapper)), None)
+
+
+def _put_on_pyramid(model: nn.Module, hierarchy: dict[str, Any]) -> None:
+    """Wrap the feature pyramid of timm inside a dense model, under every name that it has there."""
+    places = [
+        (parent, name, child)
+        for parent in list(model.modules())
+        for name, child in parent._modules.items()
+        if child is not None and callable(getattr(getattr(child, "feature_info", None), "channels", None))
+    ]
+    if not places:
+        raise UsageError(f"{type(model).__name__} has no feature pyramid of timm to put a hierarchy on")
+    pyramid = places[0][2]
+    mapper = LearningMapper(pyramid, **hierarchy)
+    for parent, name, child in places:
+        if child is pyramid:
+            setattr(parent, name, mapper)
+
+
+def open_model(target: str | Path) -> tuple[nn.Module, MappedCard]:
+    """The model of a run directory or of a published model's folder, with its weights, and its card."""
+    folder = _published(target)
+    config, state = load_published(folder)
+    if set(config) != {"vision", "hierarchy"}:
+        raise DataError(f"{folder} does not hold a model of Hi-Mapper")
+    card = MappedCard(Card.from_json(config["vision"], folder), config["hierarchy"])
+    model = build(card)
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise DataError(f"{folder} does not fit the model that it names: {reason}") from None
+    return model.eval(), card
+
+
+def _published(target: str | Path) -> Path:
+    folder = Path(target)
+    return folder / MODEL if (folder / MODEL / "config.json").is_file() else folder
+
+
+@contextmanager
+def backbone_source(config: Config) -> Iterator[tuple[str, dict[str, Any], dict[str, Any] | None]]:
+    """Name and arguments of the timm model that is the backbone, and the further arguments that fill it."""
+    given = str(config.backbone)
+    if given.startswith("timm:"):
+        name = given.removeprefix("timm:")
+        arguments = _arguments(name, config)
+        if config.weights is not None:
+            _check_weights(config.weights, name)
+            yield name, arguments, _loading({"file": str(config.weights)})
+        else:
+            yield name, arguments, _loading() if config.pretrained else None
+        return
+    if config.weights is not None:
+        raise UsageError(f"weights go with timm:NAME; {given} has its own")
+    from safetensors.torch import save_file
+
+    record, state = load_published(_published(given))
+    card = Card.from_json(record.get("vision", record), Path(given))
+    if card.task != "classify":
+        raise UsageError(f"backbone {given} must be a run of classification, not one that can {card.task}")
+    if record.get("hierarchy") is not None:
+        inside = "backbone."
+        state = {name.removeprefix(inside): value for name, value in state.items() if name.startswith(inside)}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "backbone.safetensors"
+        save_file({name: value.contiguous() for name, value in state.items()}, file)
+        yield card.model, card.arguments, _loading({"file": str(file), "num_classes": len(card.classes)})
+
+
+def _loading(overlay: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"pretrained": True} | ({"pretrained_cfg_overlay": overlay} if overlay else {})
+
+
+def _arguments(name: str, config: Config) -> dict[str, Any]:
+    """What the timm model must be told: one that is made for a fixed size of images learns which."""
+    timm = require("timm", "vision")
+    if not timm.is_model(name):
+        raise UsageError(f"timm has no model {name!r}; {nearest(name, timm.list_models())}")
+    known = timm.get_pretrained_cfg(name)
+    return {"img_size": config.size} if config.task == "classify" and known and known.fixed_input_size else {}
+
+
+def _check_weights(path: Path, name: str) -> None:
+    """Refuse a file that lacks a weight of the timm model: timm itself passes over what does not fit."""
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    timm = require("timm", "vision")
+    try:
+        with safe_open(path, framework="pt") as file:
+            held = set(file.keys())
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"weights: {path} cannot be read: {error}") from error
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    classifier = f"{model.pretrained_cfg['classifier']}."
+    missing = [key for key in model.state_dict() if key not in held and not key.startswith(classifier)]
+    if missing:
+        raise DataError(f"weights: {path} is not of {name}: it has no {missing[0]}")

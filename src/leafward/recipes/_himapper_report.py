@@ -1,0 +1,131 @@
+"""What a Hi-Mapper run found: scores with those of the flat twin beside, paired differences, curves, and the page."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from leafward.engine.config import to_dict
+from leafward.recipes._hcformer_report import LOWER, NAMES, mean_interval
+from leafward.report import SERIES, Estimate, Number, Page, legend, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from leafward.recipes.himapper import Config
+
+Record = Mapping[str, Any]
+Curves = Mapping[str, Sequence[Record]]
+Units = Sequence[np.ndarray | None]
+LOGGED = {
+    "train/loss": "Training loss",
+    "train/contrast": "Contrast of the hierarchy, in nats",
+    "train/kl": "Divergence of the top level, in nats per coordinate",
+    "train/curvature": "Learned curvature",
+}
+
+
+def result(monitor: str, results: Sequence[Record], units: Units) -> dict[str, Any]:
+    """What result.json holds. `units` are the held-out images' own scores, one array for each of `results`."""
+    arms: dict[str, list[int]] = {}
+    for index, each in enumerate(results):
+        arms.setdefault(each["arm"], []).append(index)
+    first, *others = arms
+    twin = next((arm for arm in others if arm in ("lorentz", "euclidean")), None)
+    numbers = [
+        _scored(name, [results[i] for i in arms[first]], [results[i] for i in arms.get(twin or "", [])])
+        for name in NAMES
+        if name in results[0]["scores"]
+    ]
+    numbers += [_difference(monitor, first, arm, arms, results, units) for arm in others]
+    numbers += [_added(results, arms[first], arms["plain"])] if "plain" in others else []
+    notes = [] if len(arms[first]) > 1 else ["One seed: the scores have no interval over seeds."]
+    return {"headline": [number.to_json() for number in numbers], "members": list(results), "notes": notes}
+
+
+def _scored(name: str, ours: Sequence[Record], twins: Sequence[Record]) -> Number:
+    value, interval = _over_seeds(name, ours)
+    twin, twin_interval = _over_seeds(name, twins) if twins else (None, None)
+    better = "lower" if name in LOWER else "higher"
+    note = f"{ours[0]['arm']}, {len(ours)} seed{'s' * (len(ours) > 1)}"
+    return Number(NAMES[name], value, interval, twin, twin_interval, better=better, note=note)
+
+
+def _over_seeds(name: str, members: Sequence[Record]) -> tuple[float | None, tuple[float, float] | None]:
+    values = [member["scores"][name] for member in members]
+    return (None, None) if None in values else mean_interval(values)
+
+
+def _difference(
+    monitor: str, first: str, other: str, arms: Mapping[str, list[int]], results: Sequence[Record], units: Units
+) -> Number:
+    """Ours − theirs, paired over seeds; with one seed over the held-out images where they have scores of their own."""
+    pairs = list(zip(arms[first], arms[other], strict=True))
+    a, b = (units[i] for i in pairs[0])
+    if len(pairs) == 1 and a is not None and b is not None:
+        value, interval = mean_interval(a - b)
+        over = f"{len(a)} held-out images, one seed"
+    else:
+        value, interval = mean_interval(
+            [results[i]["scores"][monitor] - results[j]["scores"][monitor] for i, j in pairs]
+        )
+        over = f"{len(pairs)} seed{'s' * (len(pairs) > 1)}"
+    name = f"{NAMES[monitor]}: {first} − {other}"
+    return Number(name, value, interval, better="higher", note=f"paired over {over}; same steps, data and order")
+
+
+def _added(results: Sequence[Record], ours: Sequence[int], plain: Sequence[int]) -> Number:
+    extra = results[ours[0]]["parameters"] - results[plain[0]]["parameters"]
+    note = f"{100 * extra / results[plain[0]]['parameters']:.1f} % of the backbone's"
+    return Number("added parameters", float(extra), better="lower", note=note)
+
+
+def write(config: Config, monitor: str, result: Record, curves: Curves, out: Path) -> None:
+    """report.html of a run."""
+    first = result["members"][0]
+    page = Page(f"Hi-Mapper on {first['backbone']}: {config.task}", subtitle=str(config.data))
+    for note in result["notes"]:
+        page.note(note)
+    page.headline([Number.from_json(record) for record in result["headline"]])
+    page.section("Arms")
+    page.text(
+        "Every arm was trained with the same steps, data order and augmentation from the same backbone: the tree in "
+        "each geometry, with or without noise, and the backbone without a tree (plain)."
+    )
+    scores = [name for name in NAMES if name in first["scores"]]
+    arms = list(dict.fromkeys(member["arm"] for member in result["members"]))
+    by_arm = {arm: [member for member in result["members"] if member["arm"] == arm] for arm in arms}
+    rows = [
+        [arm, len(members), members[0]["parameters"], *(Estimate(*_over_seeds(name, members)) for name in scores)]
+        for arm, members in by_arm.items()
+    ]
+    page.table(
+        ["arm", "seeds", "parameters", *(NAMES[name] for name in scores)], rows, "Mean over seeds, 95 % intervals"
+    )
+    page.section("Training")
+    for key, title in {**LOGGED, f"eval/{monitor}": f"Held-out {NAMES[monitor]}"}.items():
+        if any(key in record for records in curves.values() for record in records):
+            page.figure(_curve(curves, key), title)
+    page.section("How it was run")
+    environment = json.loads((out / "env.json").read_text(encoding="utf-8"))
+    page.command(shlex.join(environment["argv"]))
+    page.details("Configuration", to_dict(config))
+    page.environment(environment)
+    page.write(out / "report.html")
+
+
+def _curve(curves: Curves, key: str) -> Figure:
+    figure, axes = new_figure()
+    for index, (name, records) in enumerate(curves.items()):
+        points = [(record["step"], record[key]) for record in records if record.get(key) is not None]
+        if points:
+            axes.plot(*zip(*points, strict=True), label=name, color=SERIES[index % len(SERIES)])
+    axes.set(xlabel="step", ylabel=key.partition("/")[2])
+    if len(curves) > 1:
+        legend(axes)
+    return figure

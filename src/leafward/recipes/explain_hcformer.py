@@ -1,0 +1,134 @@
+"""``leafward explain RUN|MODEL IMAGE...``: the clusters that an HCFormer put an image into, stage by stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+if TYPE_CHECKING:
+    import numpy as np
+    from rich.console import Console
+
+SUMMARY = "Cluster maps of an HCFormer over images, from fine to coarse, as PNG and one HTML page."
+LEGEND = (
+    "Left: the image as the model sees it. Then, for each stage, the regions whose tokens went to the same centre in "
+    "the last block (the heads' weights averaged), in their mean colours. A region of a stage is a union of regions of "
+    "the stage before: it goes, whole, to the coarser region that most of it lies in.\n\n"
+    "The second row shows the window level: one colour for each global centre, over the windows that went to it."
+)
+
+
+@dataclass
+class Args:
+    target: Annotated[str, tyro.conf.Positional]
+    """A run directory, a published model's folder, or the name of a timm model (untrained), such as hcformer_nano."""
+    images: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Image files."""
+    out: Path = Path("explained")
+    """Folder for the pictures and index.html."""
+    size: int | None = None
+    """Pixels of the image's shorter side; None: as the model was trained."""
+
+
+def run(args: Args, console: Console) -> dict[str, Any]:
+    """Draw every image; returns the files and the number of regions of each stage."""
+    from leafward.errors import UsageError
+    from leafward.recipes._hcformer_model import open_backbone
+    from leafward.report import Page
+
+    if not args.images:
+        raise UsageError("give at least one image")
+    if args.size is not None and args.size < 32:
+        raise UsageError(f"size must be at least 32 pixels, got {args.size}")
+    model, card = open_backbone(args.target)
+    trained = Path(args.target).is_dir()
+    page = Page(f"What {card.model} saw", subtitle=str(args.target))
+    if not trained:
+        page.note("This model is untrained: the regions show what its structure alone brings.")
+    page.text(LEGEND)
+    files, counts = [], {}
+    for index, path in enumerate(args.images):
+        drawn = _draw(model, card, path, args.size)
+        page.section(path.name)
+        for name, (data, caption) in drawn.pictures.items():
+            file = args.out / f"{index:03d}-{path.stem}-{name}.png"
+            _write(file, data)
+            files.append(str(file))
+            page.image(data, alt=f"{name} clusters of {path.name}", caption=caption)
+        page.table(["stage", "regions at the patch level", "global centres used"], drawn.rows)
+        counts[str(path)] = [row[1] for row in drawn.rows]
+    page.write(args.out / "index.html")
+    console.print(f"page: {args.out / 'index.html'}")
+    return {"page": str(args.out / "index.html"), "pictures": files, "regions": counts}
+
+
+@dataclass
+class _Drawn:
+    pictures: dict[str, tuple[bytes, str]]
+    """Name -> PNG data and caption."""
+    rows: list[tuple[str, int, int | None]]
+
+
+def _draw(model: Any, card: Any, path: Path, size: int | None) -> _Drawn:
+    from leafward.recipes import _hcformer_drawing as drawing
+
+    image, tensor = _prepare(path, size or card.size, card)
+    last = {(a.stage, a.level): a for a in model.assignments(tensor)}  # later blocks replace earlier ones
+    stages = sorted({stage for stage, _ in last})
+    height, width = image.shape[:2]
+    fine = [drawing.enlarge(drawing.patch_regions(last[stage, "patch"]), height, width) for stage in stages]
+    composed = drawing.compose(fine)
+    coarse = {
+        stage: drawing.enlarge(drawing.window_regions(last[stage, "window"]), height, width)
+        for stage in stages
+        if (stage, "window") in last
+    }
+    rows = [
+        (f"{stage + 1}", int(labels.max()) + 1, len(set(coarse[stage].ravel().tolist())) if stage in coarse else None)
+        for stage, labels in zip(stages, composed, strict=True)
+    ]
+    patches = drawing.sheet([image, *(drawing.paint(image, labels) for labels in composed)])
+    pictures = {"patches": (_png(patches), "image, then stages " + ", ".join(str(s + 1) for s in stages))}
+    if coarse:
+        tinted = [
+            drawing.tint(image, labels, last[stage, "window"].weights.shape[-1]) for stage, labels in coarse.items()
+        ]
+        caption = "window level of stages " + ", ".join(str(stage + 1) for stage in coarse)
+        pictures["windows"] = (_png(drawing.sheet(tinted)), caption)
+    return _Drawn(pictures, rows)
+
+
+def _prepare(path: Path, size: int, card: Any) -> tuple[np.ndarray, Any]:
+    """The image with its shorter side at `size` pixels, as (H, W, 3) uint8 and as the model's input (1, 3, H, W)."""
+    import numpy as np
+    import torch
+
+    from leafward.tasks.images import read_image
+
+    image = read_image(path)
+    scale = size / min(image.size)
+    image = image.resize((max(32, round(image.width * scale)), max(32, round(image.height * scale))))
+    pixels = np.asarray(image)
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (card.mean, card.std))
+    tensor = (torch.from_numpy(pixels.copy()).permute(2, 0, 1).unsqueeze(0).float() / 255 - mean) / std
+    return pixels, tensor
+
+
+def _png(pixels: np.ndarray) -> bytes:
+    import io
+
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _write(path: Path, data: bytes) -> None:
+    from leafward.files import replacing
+
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)

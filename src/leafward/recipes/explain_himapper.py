@@ -1,0 +1,115 @@
+"""``leafward explain RUN IMAGE...``: the tree of parts that Hi-Mapper found in an image, drawn over it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from leafward.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.figure import Figure
+    from rich.console import Console
+    from torch import Tensor
+
+    from leafward.models.himapper import Hierarchy
+    from leafward.recipes._hcformer_model import Card
+
+SUMMARY = "The tree of parts that Hi-Mapper found in images, drawn over them, as PNG and one HTML page."
+LEGEND = (
+    "Over the photo: every node of the tree stands where it looks more than the other nodes of its level do, larger at "
+    "higher levels, joined to its parent; places have the colour of the top node that looks at them most.\n\n"
+    "Beside it: the nodes as points of the space in which the hierarchy was learned, along the two directions in which "
+    "they differ most, radii kept. Below: every node as the photo lit where the node looks, the top level above."
+)
+
+
+@dataclass
+class Args:
+    target: Annotated[Path, tyro.conf.Positional]
+    """A run directory, or a published model's folder."""
+    images: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Image files."""
+    out: Path = Path("explained")
+    """Folder for the pictures and index.html."""
+    size: int | None = None
+    """Pixels of the image's shorter side; None: as the model was trained. More give a finer map, where the backbone
+    takes any size."""
+
+    def __post_init__(self) -> None:
+        if not self.images:
+            raise UsageError("give at least one image")
+        if self.size is not None and self.size < 32:
+            raise UsageError(f"size must be at least 32 pixels, got {self.size}")
+
+
+def run(args: Args, console: Console) -> dict[str, Any]:
+    """Draw every image; returns the files and the mean distances in each image's tree."""
+    from leafward.files import replacing
+    from leafward.recipes import _himapper_drawing as drawing
+    from leafward.recipes._himapper_model import mapper_of, open_model
+    from leafward.report import Page
+
+    model, card = open_model(args.target)
+    mapper = mapper_of(model)
+    if mapper is None:
+        raise UsageError(f"{args.target} is a plain backbone, without a hierarchy to draw")
+    page = Page(f"What Hi-Mapper saw through {card.vision.model}", subtitle=str(args.target))
+    page.text(LEGEND)
+    files: list[str] = []
+    distances: dict[str, dict[str, float]] = {}
+    for index, path in enumerate(args.images):
+        photo, tensor = _prepare(path, args.size or card.vision.size, card.vision)
+        found = mapper.hierarchy(tensor)
+        distances[str(path)] = relatives(found)
+        page.section(path.name)
+
+        def show(name: str, figure: Figure, caption: str, index: int = index, path: Path = path) -> None:
+            file, data = args.out / f"{index:03d}-{path.stem}-{name}.png", drawing.png(figure)
+            with replacing(file) as temporary:
+                temporary.write_bytes(data)
+            files.append(str(file))
+            page.image(data, alt=f"{caption}: {path.name}", caption=caption)
+
+        show("tree", drawing.over_photo(photo, found, path.name), "the tree over the photo")
+        show("points", drawing.disk(found), "the nodes in their space")
+        page.table(["from a node to", "mean distance"], list(distances[str(path)].items()))
+        show("nodes", drawing.spotlights(photo, found), "where each node looks")  # after a table it has a row to itself
+    page.write(args.out / "index.html")
+    console.print(f"page: {args.out / 'index.html'}")
+    return {"page": str(args.out / "index.html"), "pictures": files, "distances": distances}
+
+
+def relatives(found: Hierarchy) -> dict[str, float]:
+    """Mean distances from the nodes below the top to their relatives, over all images."""
+    import torch
+
+    from leafward.geometry import Euclidean, Lorentz
+
+    space = Lorentz(found.curvature) if found.curvature else Euclidean()
+    points = found.points.double()
+    distances = space.cdist(points, points).mean(dim=0)
+    parents, level = found.shape.parents(), found.shape.level_of()
+    child = torch.arange(len(parents))
+    family = torch.arange(found.shape.nodes) // 2
+    cousins = (level[child, None] == level) & (family[child, None] != family)
+    named = {"its parent": distances[child, parents], "its sibling": distances[child, child ^ 1]}
+    named |= {"the other nodes of its level": distances[child][cousins]} if cousins.any() else {}
+    return {name: values.mean().item() for name, values in named.items()}
+
+
+def _prepare(path: Path, size: int, card: Card) -> tuple[np.ndarray, Tensor]:
+    """The centre of the image, `size` pixels square, as (H, W, 3) uint8 and as the model's input (1, 3, H, W)."""
+    import numpy as np
+    import torch
+    from PIL import ImageOps
+
+    from leafward.tasks.images import read_image
+
+    pixels = np.array(ImageOps.fit(read_image(path), (size, size)))
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (card.mean, card.std))
+    return pixels, (torch.from_numpy(pixels).permute(2, 0, 1)[None].float() / 255 - mean) / std

@@ -1,0 +1,294 @@
+"""Labelled images from wherever they lie: folders, Parquet, Hugging Face and torchvision data sets, arrays.
+
+    sets = load_images("catalogue")      # catalogue/train/shoes/1.jpg … catalogue/val/…; or catalogue/shoes/1.jpg
+    sets.train.read(0), sets.train.labels[0], sets.train.classes
+
+Whatever is wrong with a file is reported by its name, before training starts.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from leafward.errors import DataError, UsageError, nearest, require
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+TRAIN, HELD_OUT = ("train", "training"), ("val", "valid", "validation", "test", "testing")
+BYTES = ("jpeg", "png", "image", "img", "bytes")
+"""Columns of a Parquet file that can hold encoded images."""
+DECODE_ALL = 20_000
+"""Up to so many images are decoded whole by the check; of more, only the headers are read."""
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """n labelled images: `read(i)` decodes image i as RGB, `names[i]` says where it is from, labels (n) are numbers
+    of `classes`."""
+
+    classes: list[str]
+    labels: np.ndarray
+    names: Sequence[str]
+    read: Callable[[int], Image]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def subset(self, indices: np.ndarray) -> ImageSet:
+        names, read = self.names, self.read
+        places: list[int] = indices.tolist()
+        return ImageSet(self.classes, self.labels[indices], [names[i] for i in places], lambda i: read(places[i]))
+
+
+@dataclass(frozen=True)
+class ImageSets:
+    """What is trained on and what is held out, with the same classes."""
+
+    train: ImageSet
+    held_out: ImageSet
+
+
+def read_image(source: str | Path | bytes, name: str = "") -> Image:
+    """Decode an image file, or the bytes of one (called `name` in errors), as RGB."""
+    pillow = require("PIL.Image", "vision")
+    try:
+        with pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            return image.convert("RGB")
+    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
+        what = name or ("an image" if isinstance(source, bytes) else source)
+        raise DataError(f"{what} cannot be read as an image: {error}") from None
+
+
+def load_images(data: str | Path, held_out: float = 0.1, seed: int = 0) -> ImageSets:
+    """Read a data set by its kind: a folder of class folders, one with train/ and val/ of those, a Parquet file with
+    encoded images, a Hugging Face data set on disk, arrays in an .npz file, or torchvision:NAME:FOLDER.
+
+    Data without a split of their own give the part `held_out` of each class away, drawn by `seed`.
+    """
+    text = str(data)
+    path = Path(text)
+    if text.startswith("torchvision:"):
+        return _torchvision(text)
+    if path.suffix == ".npz":
+        return _divide(_arrays(path), held_out, seed)
+    if path.suffix == ".parquet":
+        return _by_split(*_parquet(path), held_out, seed)
+    if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+        return _hugging_face(path, held_out, seed)
+    if path.is_dir():
+        return _folders(path, held_out, seed)
+    raise DataError(f"{path} is not there, or not a folder, a .parquet or an .npz file of images")
+
+
+def check(images: ImageSet, what: str) -> None:
+    """Refuse labels out of range, classes without an image, and images that cannot be decoded, by name."""
+    if not len(images):
+        raise DataError(f"{what}: there is no image")
+    wrong = np.flatnonzero((images.labels < 0) | (images.labels >= len(images.classes)))
+    if len(wrong):
+        i = int(wrong[0])
+        raise DataError(
+            f"{what}: the label of {images.names[i]} is {images.labels[i]}, but there are {len(images.classes)} classes"
+        )
+    if len(images) <= DECODE_ALL:
+        for i in range(len(images)):
+            images.read(i)
+
+
+def check_classes(images: ImageSet, what: str) -> None:
+    """Refuse classes without a single image."""
+    empty = np.flatnonzero(np.bincount(images.labels, minlength=len(images.classes)) == 0)
+    if len(empty):
+        raise DataError(f"{what}: the class {images.classes[int(empty[0])]!r} has no image")
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The images in a folder and below, sorted."""
+    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in ENDINGS and p.is_file())
+
+
+def _folders(path: Path, held_out: float, seed: int) -> ImageSets:
+    train, test = (next((path / name for name in names if (path / name).is_dir()), None) for names in (TRAIN, HELD_OUT))
+    if train is None:
+        return _divide(_class_folders(path), held_out, seed)
+    whole = _class_folders(train)
+    if test is None:
+        return _divide(whole, held_out, seed)
+    return ImageSets(whole, _class_folders(test, whole.classes))
+
+
+def _class_folders(path: Path, classes: list[str] | None = None) -> ImageSet:
+    found = sorted(p.name for p in path.iterdir() if p.is_dir())
+    if not found:
+        raise DataError(f"{path} has no folders of classes")
+    classes = classes or found
+    files: list[Path] = []
+    labels: list[int] = []
+    for name in found:
+        if name not in classes:
+            raise DataError(f"{path / name} is a class that the training images do not have; {nearest(name, classes)}")
+        inside = image_files(path / name)
+        if not inside:
+            raise DataError(f"the class folder {path / name} has no image")
+        files += inside
+        labels += [classes.index(name)] * len(inside)
+    return ImageSet(classes, np.array(labels), [str(p) for p in files], lambda i: read_image(files[i]))
+
+
+def _arrays(path: Path) -> ImageSet:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            held = {name: arrays[name] for name in arrays.files}
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as arrays: {error}") from None
+    if not {"images", "labels"} <= set(held):
+        raise DataError(f"{path} must hold the arrays images (N, H, W, 3) and labels (N), not {sorted(held)}")
+    names = [str(name) for name in held["classes"]] if "classes" in held else None
+    return from_arrays(held["images"], held["labels"], names, str(path))
+
+
+def from_arrays(
+    images: np.ndarray, labels: np.ndarray, classes: Sequence[str] | None = None, name: str = ""
+) -> ImageSet:
+    """Images (N, H, W, 3) or grey (N, H, W) in uint8, with labels (N)."""
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):
+        raise DataError(f"images must be (N, H, W, 3) or (N, H, W) in uint8, got {images.shape} in {images.dtype}")
+    if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
+        raise DataError(f"labels must be {len(images)} whole numbers, got {labels.shape} in {labels.dtype}")
+    pillow = require("PIL.Image", "vision")
+    given = list(classes) if classes is not None else [str(k) for k in range(int(labels.max(initial=-1)) + 1)]
+    where = [f"{name}[{i}]" for i in range(len(images))]
+    return ImageSet(given, labels.astype(np.int64), where, lambda i: pillow.fromarray(images[i]).convert("RGB"))
+
+
+def _parquet(path: Path) -> tuple[ImageSet, list[str] | None]:
+    arrow = require("pyarrow.parquet", "vision")
+    try:
+        table = arrow.read_table(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as Parquet: {error}") from None
+    columns = set(table.column_names)
+    image = next((name for name in BYTES if name in columns), None)
+    label = next((name for name in ("label", "labels", "class", "wnid") if name in columns), None)
+    if image is None or label is None:
+        raise DataError(
+            f"{path} needs a column of images ({', '.join(BYTES)}) and one called label; it has {sorted(columns)}"
+        )
+    values = table[label].to_pylist()
+    classes, labels = _encoded(values, path)
+    cells = table[image]
+    file = table["file"].to_pylist() if "file" in columns else range(len(values))
+    names = [f"{path}: {name}" for name in file]
+
+    def read(i: int) -> Image:
+        cell = cells[i].as_py()
+        return read_image(cell["bytes"] if isinstance(cell, dict) else cell, names[i])
+
+    return ImageSet(classes, labels, names, read), table["split"].to_pylist() if "split" in columns else None
+
+
+def _encoded(values: list[Any], path: Path) -> tuple[list[str], np.ndarray]:
+    """Class names and labels from a column of texts or whole numbers."""
+    if all(isinstance(value, str) for value in values):
+        classes = sorted(set(values))
+        places = {name: k for k, name in enumerate(classes)}
+        return classes, np.array([places[value] for value in values], dtype=np.int64)
+    if not all(isinstance(value, int) for value in values):
+        raise DataError(f"{path}: labels must be texts or whole numbers, all of one kind")
+    labels = np.array(values, dtype=np.int64)
+    return [str(k) for k in range(int(labels.max(initial=-1)) + 1)], labels
+
+
+def _by_split(images: ImageSet, splits: list[str] | None, held_out: float, seed: int) -> ImageSets:
+    if splits is None:
+        return _divide(images, held_out, seed)
+    names = np.array(splits)
+    train = np.flatnonzero(np.isin(names, TRAIN))
+    test = next((np.flatnonzero(names == name) for name in HELD_OUT if (names == name).any()), None)
+    if not len(train) or test is None:
+        raise DataError(f"the splits are {sorted(set(splits))}; there must be one of {TRAIN} and one of {HELD_OUT}")
+    return ImageSets(images.subset(train), images.subset(test))
+
+
+def _hugging_face(path: Path, held_out: float, seed: int) -> ImageSets:
+    found = require("datasets", "lm").load_from_disk(str(path))
+    if hasattr(found, "keys"):
+        train = next((found[name] for name in TRAIN if name in found), None)
+        test = next((found[name] for name in HELD_OUT if name in found), None)
+        if train is None:
+            raise DataError(f"{path} has the splits {sorted(found)}, but none for training")
+        whole = _hugging_face_set(train, path)
+        return _divide(whole, held_out, seed) if test is None else ImageSets(whole, _hugging_face_set(test, path))
+    return _divide(_hugging_face_set(found, path), held_out, seed)
+
+
+def _hugging_face_set(found: Any, path: Path) -> ImageSet:
+    columns = found.column_names
+    image = next((name for name in ("image", "img") if name in columns), None)
+    label = next((name for name in ("label", "labels", "fine_label") if name in columns), None)
+    if image is None or label is None:
+        raise DataError(f"{path} needs the columns image and label; it has {columns}")
+    labels = np.array(found[label], dtype=np.int64)
+    classes = getattr(found.features[label], "names", None) or [str(k) for k in range(int(labels.max(initial=-1)) + 1)]
+    names = [f"{path}[{i}]" for i in range(len(labels))]
+    return ImageSet(list(classes), labels, names, lambda i: found[i][image].convert("RGB"))
+
+
+def _torchvision(text: str) -> ImageSets:
+    """torchvision:NAME:FOLDER, for data sets whose images come with one label and with `train` or `split`."""
+    import inspect
+
+    datasets = require("torchvision.datasets", "vision")
+    parts = text.split(":", 2)
+    if len(parts) != 3:
+        raise UsageError(f"write torchvision data as torchvision:NAME:FOLDER, not {text!r}")
+    _, name, folder = parts
+    kind = getattr(datasets, name, None)
+    if kind is None:
+        raise UsageError(f"torchvision has no data set {name!r}; {nearest(name, datasets.__all__)}")
+    choices = inspect.signature(kind).parameters
+    if "train" in choices:
+        arguments: list[dict[str, Any]] = [{"train": True}, {"train": False}]
+    elif "split" in choices:
+        arguments = [{"split": "train"}, {"split": "test"}]
+    else:
+        raise UsageError(f"torchvision's {name} has neither train nor split; export it to folders instead")
+    try:
+        pair = [kind(folder, **argument) for argument in arguments]
+    except (RuntimeError, OSError, ValueError) as error:
+        raise DataError(f"torchvision's {name} cannot be read from {folder}: {error}") from None
+    sets = [from_dataset(found, text) for found in pair]
+    return ImageSets(*sets)
+
+
+def from_dataset(found: Any, name: str) -> ImageSet:
+    """A torchvision classification data set: items are (PIL image, label)."""
+    labels = getattr(found, "targets", getattr(found, "labels", getattr(found, "_labels", None)))
+    values = np.asarray([found[i][1] for i in range(len(found))] if labels is None else labels, dtype=np.int64)
+    classes = list(getattr(found, "classes", range(int(values.max(initial=-1)) + 1)))
+    where = [f"{name}[{i}]" for i in range(len(values))]
+    return ImageSet([str(c) for c in classes], values, where, lambda i: found[i][0].convert("RGB"))
+
+
+def _divide(images: ImageSet, held_out: float, seed: int) -> ImageSets:
+    """Hold out a part of each class, at least one image of every class that has two."""
+    if not 0.0 < held_out < 1.0:
+        raise UsageError(f"held_out must be a part between 0 and 1, got {held_out}")
+    generator = np.random.default_rng(seed)
+    test: list[int] = []
+    for k in range(len(images.classes)):
+        members = generator.permutation(np.flatnonzero(images.labels == k))
+        test += (
+            members[: min(max(1, round(held_out * len(members))), len(members) - 1)].tolist() if len(members) else []
+        )
+    chosen = np.zeros(len(images), dtype=bool)
+    chosen[test] = True
+    return ImageSets(images.subset(np.flatnonzero(~chosen)), images.subset(np.flatnonzero(chosen)))

@@ -1,0 +1,181 @@
+"""The vision recipe from data to report, its evaluation and its explanation, on pictures made here."""
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+
+from leafward.engine import LoopConfig, OptimConfig
+from leafward.errors import DataError, UsageError
+from leafward.recipes import _hcformer_drawing as drawing
+from leafward.recipes import evaluate_vision, explain_hcformer, hcformer
+from leafward.recipes._hcformer_model import open_backbone, open_model
+from leafward.recipes._hcformer_train import load_backbone
+
+COLOURS = ("red", "green", "blue")
+LOOP = LoopConfig(steps=8, batch_size=6, eval_every=4, log_every=2, checkpoint_every=4)
+OPTIM = OptimConfig(lr=3e-3, weight_decay=0.05, warmup_steps=2)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(0)
+    for k, name in enumerate(COLOURS):
+        (folder / name).mkdir()
+        for i in range(8):
+            pixels = rng.integers(0, 80, (36, 44, 3), dtype=np.uint8)
+            pixels[..., k] += 150
+            Image.fromarray(pixels).save(folder / name / f"{i}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(pictures, tmp_path_factory) -> tuple[Path, dict]:
+    """A run of both geometries, with a taxonomy."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "tree.csv").write_text("child,parent\nred,warm\ngreen,cool\nblue,cool\nwarm,all\ncool,all\n")
+    config = hcformer.Config(
+        data=str(pictures), size=32, held_out=0.25, twin=True, taxonomy=folder / "tree.csv", loop=LOOP, optim=OPTIM
+    )
+    return folder / "run", hcformer.run(config, folder / "run")
+
+
+def quiet() -> Console:
+    return Console(quiet=True)
+
+
+def test_run_learns_and_reports(finished):
+    out, result = finished
+    assert [member["name"] for member in result["members"]] == ["lorentz-0", "euclidean-0"]
+    numbers = {number["name"]: number for number in result["headline"]}
+    assert numbers["top-1 accuracy"]["value"] > 0.6
+    assert numbers["top-1 accuracy"]["twin"] is not None
+    assert "paired, lorentz − euclidean" in numbers["difference in top-1 accuracy"]["note"]
+    assert result == json.loads((out / "result.json").read_text())
+    page = (out / "report.html").read_text()
+    assert "top-1 accuracy" in page
+    assert "euclidean-0" in page
+
+
+def test_published_model_is_the_trained_one(finished):
+    out, result = finished
+    card = open_model(out)[1]
+    assert (card.classes, card.task) == (sorted(COLOURS), "classify")
+    twin_card = open_model(out / "members" / "euclidean-0")[1]
+    assert (card.arguments["geometry"], twin_card.arguments["geometry"]) == ("lorentz", "euclidean")
+    found = evaluate_vision.run(evaluate_vision.Args(out, device="cpu"), quiet())
+    for member in result["members"]:
+        assert found["scores"][member["name"]]["top1"] == pytest.approx(member["scores"]["top1"])
+        assert found["scores"][member["name"]]["loss"] == pytest.approx(member["scores"]["loss"], rel=1e-4)
+    assert json.loads((out / "evaluation.json").read_text()) == found
+
+
+def test_other_data_are_scored_by_a_published_model(finished, pictures):
+    out, _ = finished
+    args = evaluate_vision.Args(out / "model", data=str(pictures), device="cpu", out=out / "other.json")
+    assert evaluate_vision.run(args, quiet())["scores"]["model"]["top1"] > 0.6
+    with pytest.raises(UsageError, match="give --data"):
+        evaluate_vision.run(evaluate_vision.Args(out / "model"), quiet())
+
+
+def test_backbone_goes_into_another_task(finished):
+    from leafward.tasks.segmentation import SegmentationModel
+
+    out, _ = finished
+    model = SegmentationModel("hcformer_nano", 2, arguments={"geometry": "lorentz"})
+    load_backbone(model, out)
+    trained = open_backbone(out)[0].state_dict()
+    own = model.backbone.model.state_dict()
+    assert all(torch.equal(own[name], trained[name]) for name in own)
+    with pytest.raises(UsageError, match="another backbone"):
+        load_backbone(SegmentationModel("hcformer_tiny", 2), out)
+
+
+def test_a_run_is_explained(finished, pictures, tmp_path):
+    out, _ = finished
+    images = (pictures / "red" / "0.png", pictures / "blue" / "1.png")
+    result = explain_hcformer.run(explain_hcformer.Args(str(out), images, tmp_path / "seen"), quiet())
+    assert len(result["pictures"]) == 4
+    page = (tmp_path / "seen" / "index.html").read_text()
+    assert "untrained" not in page
+    assert page.count("data:image/png") == 4
+    for counts in result["regions"].values():
+        assert counts == sorted(counts, reverse=True)  # coarser stages have fewer regions
+    with pytest.raises(UsageError, match="neither a folder nor a model"):
+        explain_hcformer.run(explain_hcformer.Args("hcformer_nan", images, tmp_path), quiet())
+
+
+def test_drawn_regions_are_the_assignments():
+    model = open_backbone("hcformer_nano")[0]
+    x = torch.randn(2, 3, 72, 60)
+    for a in model.assignments(x):
+        layout = a.layout
+        rows, columns = layout.size
+        if a.level == "patch":
+            labels = drawing.patch_regions(a, image=1)
+            for i, j in ((0, 0), (rows - 1, columns - 1), (rows // 2, columns // 3)):
+                window = (i // layout.side[0]) * layout.grid[1] + j // layout.side[1]
+                place = (i % layout.side[0]) * layout.side[1] + j % layout.side[1]
+                weights = a.weights[1, window, :, place].mean(dim=0)
+                assert labels[i, j] == window * len(weights) + int(weights.argmax())
+        else:
+            labels = drawing.window_regions(a, image=1, head=2)
+            assert labels[0, 0] == int(a.weights[1, 2, 0].argmax())
+            assert labels[-1, -1] == int(a.weights[1, 2, -1].argmax())
+        assert labels.shape == (rows, columns)
+
+
+def test_composed_regions_are_nested():
+    rng = np.random.default_rng(0)
+    stages = [drawing.enlarge(rng.integers(0, k * k, (k, k)), 32, 40) for k in (16, 8, 4)]
+    composed = drawing.compose(stages)
+    for fine, coarse in itertools.pairwise(composed):
+        for label in np.unique(fine):
+            assert len(np.unique(coarse[fine == label])) == 1
+        assert coarse.max() <= fine.max()
+    image = rng.integers(0, 255, (32, 40, 3), dtype=np.uint8)
+    painted = drawing.paint(image, composed[2])
+    inside = ~(painted == drawing.BORDER).all(axis=-1)
+    region = (composed[2] == 0) & inside
+    np.testing.assert_array_equal(painted[region][0], image[composed[2] == 0].mean(axis=0).round())
+
+
+def test_bad_data_leave_no_run_behind(pictures, tmp_path):
+    bad = tmp_path / "bad"
+    for name in ("a", "b"):
+        (bad / name).mkdir(parents=True)
+        for i in range(2):
+            Image.new("RGB", (40, 40)).save(bad / name / f"{i}.png")
+    (bad / "a" / "0.png").write_bytes(b"torn")
+    config = hcformer.Config(data=str(bad), size=32, held_out=0.5, loop=LOOP, optim=OPTIM)
+    with pytest.raises(DataError, match=r"a/0\.png cannot be read"):
+        hcformer.run(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(UsageError, match="--data must name"):
+        hcformer.run(replace(config, data=None), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"size": 16}, "size must be at least 32"),
+        ({"model": "resnet18", "twin": True}, "off for a model without geometry"),
+        ({"decoder": "unet"}, "semantic-fpn or smp:NAME"),
+        ({"seeds": 0}, "seeds must be"),
+    ],
+)
+def test_bad_settings_are_named(changes, words):
+    with pytest.raises(UsageError, match=words):
+        hcformer.Config(**changes)
+
+
+def test_presets_are_valid():
+    for preset in hcformer.PRESETS.values():
+        assert preset().task in ("classify", "segment", "detect")

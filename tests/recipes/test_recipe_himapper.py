@@ -1,0 +1,324 @@
+"""The Hi-Mapper recipe from images to report: arms at one budget, backbones from everywhere, pictures, refusals."""
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from rich.console import Console
+from safetensors.torch import save_file
+
+from leafward.commands import evaluate, explain
+from leafward.commands.train import parse
+from leafward.engine import LoopConfig, OptimConfig
+from leafward.errors import DataError, LeafwardError, UsageError
+from leafward.models.himapper import Hierarchy, TreeShape
+from leafward.recipes import _himapper_drawing as drawing
+from leafward.recipes import himapper
+from leafward.recipes._himapper_model import LearningMapper, backbone_source, build, card_of, mapper_of, open_model
+from leafward.recipes.explain_himapper import relatives
+
+LOOP = LoopConfig(steps=2, batch_size=8, log_every=1, device="cpu")
+OPTIM = OptimConfig(lr=1e-3, warmup_steps=0)
+COLOURS = ("blue", "green", "red")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, noise = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for channel, name in enumerate(reversed(COLOURS)):
+        (folder / name).mkdir()
+        for number in range(6):
+            pixels = noise.integers(0, 80, (40, 48, 3), dtype=np.uint8)
+            pixels[8:30, 10:30, channel] = 220
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+    return folder
+
+
+def config(photos: Path, /, **changes: Any) -> himapper.Config:
+    settings = {
+        "data": str(photos),
+        "backbone": "timm:test_resnet",
+        "pretrained": False,
+        "size": 32,
+        "leaves": 4,
+        "levels": 2,
+        "dim": 8,
+        "held_out": 0.3,
+        "loop": LOOP,
+        "optim": OPTIM,
+    }
+    return himapper.Config(**settings | changes)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.fixture(scope="module")
+def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("runs") / "all"
+    return out, himapper.run(config(data, twin=True, ablation=True), out)
+
+
+ARMS = ["lorentz", "plain", "euclidean", "lorentz-deterministic"]
+
+
+def test_all_arms_are_trained_and_compared(finished: tuple[Path, dict[str, Any]]) -> None:
+    out, result = finished
+    assert [member["arm"] for member in result["members"]] == ARMS
+    lorentz, plain, euclidean, deterministic = (member["parameters"] for member in result["members"])
+    assert lorentz - euclidean == 1  # the curvature
+    assert lorentz - deterministic == 4 * 8  # the variances of the leaves
+    assert plain < deterministic
+    names = [number["name"] for number in result["headline"]]
+    for other in ARMS[1:]:
+        assert f"top-1 accuracy: lorentz − {other}" in names
+    assert json.loads((out / "result.json").read_text())["headline"] == result["headline"]
+    page = (out / "report.html").read_text()
+    assert "Contrast of the hierarchy" in page
+    assert "Learned curvature" in page
+
+
+def test_all_arms_begin_alike_and_see_the_same_images(finished: tuple[Path, dict[str, Any]]) -> None:
+    """v^L is zero at first, so the task's own loss of the first step is that of the plain backbone."""
+    out, _ = finished
+    own = {}
+    for arm in ARMS:
+        lines = (out / "members" / f"{arm}-0" / "metrics.jsonl").read_text().splitlines()
+        first = json.loads(lines[0])
+        own[arm] = first["train/loss"] - 0.1 * first.get("train/contrast", 0.0) - 0.01 * first.get("train/kl", 0.0)
+        assert ("train/contrast" in first) == ("train/curvature" in first) == (arm != "plain")
+    assert own == pytest.approx(dict.fromkeys(ARMS, own["plain"]), abs=1e-5)
+
+
+def test_resuming_trains_only_what_is_missing(data: Path, tmp_path: Path) -> None:
+    small = config(data, seeds=2)
+    first = himapper.run(small, tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    kept = tmp_path / "run" / "members" / "lorentz-0" / "result.json"
+    before = kept.stat().st_mtime_ns
+    (tmp_path / "run" / "members" / "lorentz-1" / "result.json").unlink()
+    assert himapper.run(small, tmp_path / "run", resume=True) == first
+    assert kept.stat().st_mtime_ns == before
+    assert [member["seed"] for member in first["members"]] == [0, 1]
+
+
+def backbone_state(settings: himapper.Config) -> dict[str, torch.Tensor]:
+    with backbone_source(settings) as (name, arguments, source):
+        model = build(card_of(settings, name, arguments, list(COLOURS)), source)
+    return (model if settings.plain else model.backbone).state_dict()  # pyright: ignore
+
+
+def test_backbones_of_runs_are_taken_up(finished: tuple[Path, dict[str, Any]], data: Path) -> None:
+    out, _ = finished
+    for folder in (out, out / "members" / "plain-0"):
+        model, _ = open_model(folder)
+        expected = model.backbone.state_dict() if mapper_of(model) else model.state_dict()  # pyright: ignore
+        found = backbone_state(config(data, backbone=str(folder)))
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_local_weights_are_loaded_but_for_the_classifier(data: Path, tmp_path: Path) -> None:
+    torch.manual_seed(9)
+    given = timm.create_model("test_resnet", num_classes=1000).state_dict()
+    save_file(given, tmp_path / "weights.safetensors")
+    found = backbone_state(config(data, weights=tmp_path / "weights.safetensors", plain=True))
+    differing = {name for name, value in found.items() if not torch.equal(value, given[name])} if found else set()
+    assert differing == {"fc.weight", "fc.bias"}
+    assert found["fc.weight"].shape[0] == 3
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("test_vit", {"img_size": 64}), ("test_resnet", {})])
+def test_backbones_of_fixed_size_are_made_for_the_images(data: Path, name: str, arguments: dict[str, Any]) -> None:
+    settings = config(data, backbone=f"timm:{name}", size=64)
+    with backbone_source(settings) as (found, given, source):
+        assert (found, given, source) == (name, arguments, None)
+        model = build(card_of(settings, found, given, list(COLOURS)))
+    assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 3)
+
+
+def test_segmentation_goes_through_the_mapped_pyramid(tmp_path: Path) -> None:
+    pytest.importorskip("leafward.tasks.segmentation")
+    noise = np.random.default_rng(1)
+    for folder in ("images", "masks"):
+        (tmp_path / "scenes" / folder).mkdir(parents=True)
+    for number in range(4):
+        mask = np.zeros((64, 64), dtype=np.uint8)
+        mask[:, 32:] = 1
+        pixels = noise.integers(0, 60, (64, 64, 3), dtype=np.uint8) + mask[..., None] * np.uint8(150)
+        Image.fromarray(pixels).save(tmp_path / "scenes" / "images" / f"{number}.png")
+        Image.fromarray(mask).save(tmp_path / "scenes" / "masks" / f"{number}.png")
+    settings = config(tmp_path / "scenes", task="segment", size=64, loop=replace(LOOP, batch_size=2))
+    result = himapper.run(settings, tmp_path / "run")
+    assert 0.0 <= result["members"][0]["scores"]["miou"] <= 1.0
+    model, card = open_model(tmp_path / "run")
+    mapper = mapper_of(model)
+    assert mapper is not None
+    assert mapper.pyramid
+    assert card.vision.task == "segment"
+    with torch.no_grad():
+        before = model(torch.zeros(1, 3, 64, 64))
+        mapper.mapper.encoding.leave[1].bias.fill_(2.0)  # pyright: ignore
+        assert not torch.allclose(model(torch.zeros(1, 3, 64, 64)), before)
+
+
+def test_detection_goes_through_the_mapped_pyramid(tmp_path: Path) -> None:
+    pytest.importorskip("pycocotools")
+    (tmp_path / "images").mkdir()
+    record: dict[str, list[dict[str, Any]]] = {
+        "images": [],
+        "annotations": [],
+        "categories": [{"id": 1, "name": "box"}],
+    }
+    for number in range(4):
+        pixels = np.zeros((64, 64, 3), dtype=np.uint8)
+        pixels[10:40, 12:44] = 200
+        Image.fromarray(pixels).save(tmp_path / "images" / f"{number}.png")
+        record["images"].append({"id": number, "file_name": f"{number}.png", "width": 64, "height": 64})
+        record["annotations"].append({"id": number, "image_id": number, "category_id": 1, "bbox": [12, 10, 32, 30]})
+    (tmp_path / "all.json").write_text(json.dumps(record))
+    settings = config(tmp_path, task="detect", size=64, loop=replace(LOOP, batch_size=1))
+    result = himapper.run(settings, tmp_path / "run")
+    assert "box_ap" in result["members"][0]["scores"]
+    mapper = mapper_of(open_model(tmp_path / "run")[0])
+    assert mapper is not None
+    assert mapper.pyramid
+    first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["train/contrast"] > 0.0
+
+
+def test_a_mapper_that_keeps_its_losses_compiles_whole() -> None:
+    model = LearningMapper(timm.create_model("test_vit", img_size=32), 4, 2, dim=8, heads=2).train()
+    torch.compile(model, fullgraph=True, backend="eager")(torch.randn(2, 3, 32, 32))
+    assert model.losses is not None
+    model.losses.total().backward()
+
+
+def test_evaluation_repeats_the_scores_of_every_arm(
+    finished: tuple[Path, dict[str, Any]], data: Path, tmp_path: Path
+) -> None:
+    out, result = finished
+    file = tmp_path / "scores.json"
+    found = evaluate.run(evaluate.parse([str(out), "--out", str(file), "--device", "cpu"]), Console(file=io.StringIO()))
+    assert json.loads(file.read_text()) == found
+    for member in result["members"]:
+        assert found["scores"][member["name"]] == pytest.approx(member["scores"], rel=1e-5)
+    (tmp_path / "other" / "yellow").mkdir(parents=True)
+    for number in range(2):
+        Image.new("RGB", (40, 40)).save(tmp_path / "other" / "yellow" / f"{number}.png")
+    chosen = evaluate.parse([str(out), "--data", str(tmp_path / "other"), "--device", "cpu"])
+    with pytest.raises(UsageError, match="knows the classes"):
+        evaluate.run(chosen, Console(file=io.StringIO()))
+
+
+# Pictures.
+
+
+def test_explain_draws_the_tree_over_photos(finished: tuple[Path, dict[str, Any]], data: Path, tmp_path: Path) -> None:
+    out, _ = finished
+    photos = [str(data / "red" / "0.png"), str(data / "blue" / "1.png")]
+    chosen = explain.parse([str(out), *photos, "--out", str(tmp_path), "--size", "64"])
+    found = explain.run(chosen, Console(file=io.StringIO()))
+    assert len(found["pictures"]) == 6
+    for picture in found["pictures"]:
+        with Image.open(picture) as image:
+            assert min(image.size) > 200
+            assert len(image.convert("RGB").getcolors(1 << 24) or []) > 50
+    page = (tmp_path / "index.html").read_text()
+    assert page.count("data:image/png;base64") == 6
+    assert set(found["distances"]) == set(photos)
+    with pytest.raises(UsageError, match="without a hierarchy to draw"):
+        explain.run(explain.parse([str(out / "members" / "plain-0"), photos[0]]), Console(file=io.StringIO()))
+
+
+def example(geometry: str = "lorentz") -> Hierarchy:
+    shape = TreeShape(8, 3)
+    attention = torch.full((1, 14, 4, 8), 1e-3)
+    attention[0, 3, 1, 6] = 1.0
+    points = torch.randn(1, 14, 6, dtype=torch.float64) * 2.0
+    if geometry == "lorentz":
+        points = torch.cat([(points.square().sum(-1, keepdim=True) + 0.5).sqrt(), points], dim=-1)
+    return Hierarchy(shape, torch.zeros(1, 14, 6), attention, points, 2.0 if geometry == "lorentz" else 0.0)
+
+
+def test_nodes_stand_where_they_look_more_than_their_level() -> None:
+    found = example()
+    places = drawing.centres(found.shape, found.attention[0])
+    torch.testing.assert_close(places[3], torch.tensor([6.5 / 8, 1.5 / 4]))
+    torch.testing.assert_close(places[8:], torch.full((6, 2), 0.5))  # levels whose nodes are all alike
+
+
+def test_branches_are_those_of_the_top_nodes() -> None:
+    assert drawing.branches(TreeShape(8, 3)).tolist() == [0] * 4 + [1] * 4 + [0, 0, 1, 1] + [0, 1]
+
+
+def test_points_lie_inside_the_disk_at_their_radius() -> None:
+    found = example()
+    axes = drawing.disk(found).axes[0]
+    drawn = np.concatenate([np.asarray(group.get_offsets()) for group in axes.collections])
+    space = found.points[0, :, 1:].norm(dim=-1)
+    expected = torch.tanh(torch.asinh(2.0**0.5 * space) / 2.0)  # of the distance ρ to the origin, on the unit disk
+    np.testing.assert_allclose(np.linalg.norm(drawn, axis=1), expected.numpy(), rtol=1e-6)
+    assert drawing.png(drawing.disk(example("euclidean"))).startswith(b"\x89PNG")
+
+
+def test_relatives_by_hand() -> None:
+    points = torch.tensor([[[0.0], [1.0], [4.0], [6.0], [0.5], [5.5]]])
+    found = Hierarchy(TreeShape(4, 2), points, torch.ones(1, 6, 1, 1), points, 0.0)
+    assert relatives(found) == pytest.approx(
+        {"its parent": (0.5 + 0.5 + 1.5 + 0.5) / 4, "its sibling": 1.5, "the other nodes of its level": 4.5}
+    )
+
+
+# Settings.
+
+
+@pytest.mark.parametrize("name", himapper.PRESETS)
+def test_presets(name: str) -> None:
+    preset = himapper.PRESETS[name]()
+    if preset.backbone is not None:
+        assert timm.is_model(preset.backbone.removeprefix("timm:"))
+        assert (preset.loop.steps, preset.loop.batch_size, preset.optim.lr) == (62550, 1024, 1e-4)
+    assert parse(["himapper", "--preset", name, "--data", "photos"]).config == replace(preset, data="photos")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"leaves": 12, "levels": 4}, r"leaves must be a multiple of 2\^\(levels − 1\) = 8, got 12"),
+        ({"levels": 1}, "levels must be"),
+        ({"dim": 10}, "dim must be a positive multiple of 4"),
+        ({"temperature": 0.0}, "temperature must be"),
+        ({"weights": Path("w.pth")}, "weights must be a .safetensors file"),
+        ({"plain": True, "twin": True}, "plain must be off"),
+        ({"freeze_backbone": True, "twin": True}, "freeze_backbone must be off"),
+        ({"backbone": None}, "--backbone must be"),
+        ({"data": None}, "--data must name"),
+        ({"backbone": "timm:resnet_50"}, "timm has no model 'resnet_50'"),
+    ],
+)
+def test_wrong_settings_are_refused(data: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        himapper.run(config(data, **changes), tmp_path / "run")
+
+
+def test_weights_that_do_not_fit_are_refused_by_name(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"gone.safetensors cannot be read"):
+        himapper.run(config(data, weights=tmp_path / "gone.safetensors"), tmp_path / "run")
+    save_file({"other": torch.zeros(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(DataError, match=r"other.safetensors is not of test_resnet: it has no conv1"):
+        himapper.run(config(data, weights=tmp_path / "other.safetensors"), tmp_path / "second")
+
+
+def test_weights_that_cannot_be_fetched_say_what_to_do(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(LeafwardError, match=r"test_resnet could not be made.*--weights FILE.*--no-pretrained"):
+        himapper.run(config(data, pretrained=True), tmp_path / "run")

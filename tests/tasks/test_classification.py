@@ -1,0 +1,85 @@
+"""Classification: scores against counting by hand, mixed targets, and the checks before training."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from leafward.errors import DataError
+from leafward.hierarchy import Taxonomy
+from leafward.tasks.augment import Augment
+from leafward.tasks.classification import Classification, Predictions, score
+from leafward.tasks.images import ImageSets, from_arrays
+
+CLASSES = ["shoe", "boot", "hat", "cap"]
+TREE = Taxonomy.from_edges(
+    [("foot", "all"), ("head", "all"), ("shoe", "foot"), ("boot", "foot"), ("hat", "head"), ("cap", "head")]
+)
+
+
+def sets(count: int = 8) -> ImageSets:
+    images = np.random.default_rng(0).integers(0, 255, (count, 40, 40, 3), dtype=np.uint8)
+    made = from_arrays(images, np.arange(count) % 4, CLASSES, "set")
+    return ImageSets(made, made)
+
+
+class Mean(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 4)
+
+    def forward(self, x):
+        return self.fc(x.mean(dim=(2, 3)))
+
+
+def test_scores():
+    logits = torch.tensor([[9.0, 1, 0, 0], [5, 9, 0, 1], [9, 0, 5, 1], [0, 1, 2, 9]])
+    values = score(Predictions(logits, torch.tensor([0, 0, 2, 3])), CLASSES, TREE)
+    assert values["top1"] == 0.5
+    assert values["top5"] == 1.0
+    # Wrong: boot for shoe (common parent foot, height 1), shoe for hat (the root, height 2).
+    assert values["mistake_severity"] == 1.5
+    assert values["level_1_accuracy"] == 0.75
+    assert values["loss"] == pytest.approx(nn.functional.cross_entropy(logits, torch.tensor([0, 0, 2, 3])).item())
+
+
+def test_loss_of_plain_and_mixed_batches():
+    torch.manual_seed(0)
+    model = Mean()
+    images, labels = torch.randn(6, 3, 8, 8), torch.tensor([0, 1, 2, 3, 0, 1])
+    plain = Classification(sets(), 32, Augment(smoothing=0.1)).loss(model, (images, labels))
+    logits = model(images)
+    spread = 0.9 * nn.functional.one_hot(labels, 4) + 0.1 / 4
+    torch.testing.assert_close(plain.total, -(spread * logits.log_softmax(1)).sum())
+    assert int(plain.count) == 6
+    assert int(plain.metrics["top1"]) == int((logits.argmax(1) == labels).sum())
+    task = Classification(sets(), 32, Augment(mixup=1.0, smoothing=0.1))
+    np.random.seed(3)  # noqa: NPY002  (timm draws from it: first whether to mix, then how much)
+    lam = (np.random.rand(), np.random.beta(1.0, 1.0))[1]  # noqa: NPY002
+    np.random.seed(3)  # noqa: NPY002
+    mixed = task.loss(model, (images.clone(), labels))
+    blend = images * lam + images.flip(0) * (1 - lam)
+    one, other = (0.9 * nn.functional.one_hot(t, 4) + 0.1 / 4 for t in (labels, labels.flip(0)))
+    expected = -((lam * one + (1 - lam) * other) * model(blend).log_softmax(1)).sum()
+    torch.testing.assert_close(mixed.total, expected, rtol=1e-4, atol=1e-4)
+    odd = task.loss(model, (images[:5], labels[:5]))
+    assert int(odd.count) == 5
+
+
+def test_predictions_follow_the_held_out_order():
+    task = Classification(sets(), 32, batch=3)
+    predictions = task.predict(Mean().eval())
+    assert predictions.labels.tolist() == [0, 1, 2, 3] * 2
+    values, units = task.measure(Mean().eval())
+    assert set(values) == {"loss", "top1", "top5"}
+    assert units.shape == (8,)
+    assert task.dataset[0][0].shape == (3, 32, 32)
+
+
+def test_what_is_wrong_is_named():
+    with pytest.raises(DataError, match="no node for the class 'hat'"):
+        Classification(sets(), 32, taxonomy=Taxonomy.from_edges([("shoe", "all"), ("boot", "all")]))
+    few = ImageSets(sets(3).train, sets().held_out)
+    with pytest.raises(DataError, match="the class 'cap' has no image"):
+        Classification(few, 32).check()
+    Classification(sets(), 32).check()

@@ -1,0 +1,113 @@
+"""Labelled images from every kind of source, and what is said about bad ones."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from leafward.errors import DataError, UsageError
+from leafward.tasks.augment import Augment
+from leafward.tasks.images import check, check_classes, from_arrays, from_dataset, load_images, read_image
+
+
+def picture(value: int) -> Image.Image:
+    return Image.fromarray(np.full((10, 12, 3), value, dtype=np.uint8))
+
+
+def fill(folder, counts):
+    for name, count in counts.items():
+        (folder / name).mkdir(parents=True)
+        for i in range(count):
+            picture(10 * i).save(folder / name / f"{i}.png")
+
+
+def test_class_folders_are_divided_class_by_class(tmp_path):
+    fill(tmp_path, {"cat": 10, "ant": 5, "bee": 2})
+    sets = load_images(tmp_path, held_out=0.2)
+    assert sets.train.classes == sets.held_out.classes == ["ant", "bee", "cat"]
+    assert np.bincount(sets.held_out.labels).tolist() == [1, 1, 2]
+    assert np.bincount(sets.train.labels).tolist() == [4, 1, 8]
+    assert not set(sets.train.names) & set(sets.held_out.names)
+    assert load_images(tmp_path, held_out=0.2).held_out.names == sets.held_out.names
+    i = next(i for i, name in enumerate(sets.train.names) if name.endswith("3.png"))
+    assert np.asarray(sets.train.read(i)).mean() == 30
+
+
+def test_own_split_is_kept(tmp_path):
+    fill(tmp_path / "train", {"a": 2, "b": 3})
+    fill(tmp_path / "val", {"b": 4})
+    sets = load_images(tmp_path)
+    assert sets.train.labels.tolist() == [0, 0, 1, 1, 1]
+    assert sets.held_out.labels.tolist() == [1] * 4
+    (tmp_path / "val" / "c").mkdir()
+    with pytest.raises(DataError, match="val/c is a class that the training images do not have"):
+        load_images(tmp_path)
+
+
+def test_parquet_with_splits(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as parquet
+
+    def encoded(value):
+        buffer = io.BytesIO()
+        picture(value).save(buffer, "PNG")
+        return buffer.getvalue()
+
+    table = {
+        "split": ["train", "train", "validation", "test"],
+        "label": ["b", "a", "b", "a"],
+        "file": ["0", "1", "2", "3"],
+        "png": [encoded(5), encoded(6), encoded(7), b"nonsense"],
+    }
+    parquet.write_table(arrow.table(table), tmp_path / "x.parquet")
+    sets = load_images(tmp_path / "x.parquet")
+    assert sets.train.labels.tolist() == [1, 0]
+    assert np.asarray(sets.held_out.read(0)).mean() == 7
+    assert len(sets.held_out) == 1
+    parquet.write_table(arrow.table({**table, "split": ["train", "train", "test", "test"]}), tmp_path / "x.parquet")
+    with pytest.raises(DataError, match=r"x\.parquet: 3 cannot be read as an image"):
+        check(load_images(tmp_path / "x.parquet").held_out, "held-out images")
+
+
+def test_arrays_and_torchvision(tmp_path):
+    images, labels = np.zeros((6, 8, 8, 3), dtype=np.uint8), np.array([0, 1, 2, 0, 1, 2])
+    np.savez(tmp_path / "x.npz", images=images, labels=labels, classes=np.array(["a", "b", "c"]))
+    sets = load_images(tmp_path / "x.npz", held_out=0.5)
+    assert len(sets.train) == len(sets.held_out) == 3
+    torchvision = pytest.importorskip("torchvision")
+    fake = from_dataset(torchvision.datasets.FakeData(5, (3, 8, 8), 4), "fake")
+    assert len(fake) == 5
+    assert fake.read(2).size == (8, 8)
+    with pytest.raises(UsageError, match="did you mean 'CIFAR10'"):
+        load_images("torchvision:CIFAR1O:/nowhere")
+    with pytest.raises(DataError, match="CIFAR10 cannot be read from"):
+        load_images(f"torchvision:CIFAR10:{tmp_path}")
+
+
+def test_bad_data_are_named(tmp_path):
+    fill(tmp_path, {"a": 2, "b": 2})
+    (tmp_path / "a" / "1.png").write_bytes((tmp_path / "a" / "0.png").read_bytes()[:40])
+    whole = load_images(tmp_path, 0.5)
+    torn = next(part for part in (whole.train, whole.held_out) if any("a/1.png" in name for name in part.names))
+    with pytest.raises(DataError, match=r"a/1\.png cannot be read as an image"):
+        check(torn, "x")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"class folder .*empty has no image"):
+        load_images(tmp_path)
+    images = np.zeros((2, 8, 8, 3), dtype=np.uint8)
+    wrong = from_arrays(images, np.array([0, 2]), ["a", "b"], "set")
+    with pytest.raises(DataError, match=r"label of set\[1\] is 2, but there are 2 classes"):
+        check(wrong, "x")
+    with pytest.raises(DataError, match="the class 'c' has no image"):
+        check_classes(from_arrays(images, np.array([0, 1]), ["a", "b", "c"]), "x")
+    with pytest.raises(DataError, match="not there"):
+        load_images(tmp_path / "nothing")
+    with pytest.raises(DataError, match="nothing cannot be read"):
+        read_image(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(("name", "value"), [("hflip", 2.0), ("mixup", -1.0), ("scale", (0.5, 0.2))])
+def test_bad_augmentation_is_named(name, value):
+    with pytest.raises(UsageError, match=name):
+        Augment(**{name: value})

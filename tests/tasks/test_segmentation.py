@@ -1,0 +1,157 @@
+"""Segmentation: layouts of data, the head, sliding windows, scores against counting, and what is said of bad masks."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from leafward.errors import DataError, UsageError
+from leafward.tasks.segmentation import (
+    IGNORED,
+    Segmentation,
+    SegmentationModel,
+    SemanticFPN,
+    confusion,
+    load_scenes,
+    predict,
+    score,
+)
+
+SMALL = {"depths": (1, 1, 1, 1)}
+
+
+def save(folder, name, mask, size=(24, 20)):
+    for part in ("images", "masks"):
+        (folder / part / name).parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.zeros((size[1], size[0], 3), dtype=np.uint8)).save(folder / "images" / f"{name}.jpg")
+    Image.fromarray(np.asarray(mask, dtype=np.uint8)).save(folder / "masks" / f"{name}.png")
+
+
+def mask(*values):
+    made = np.zeros((20, 24), dtype=np.uint8)
+    for k, value in enumerate(values):
+        made[k] = value
+    return made
+
+
+def test_folder_with_and_without_splits(tmp_path):
+    for i in range(4):
+        save(tmp_path, f"{i}", mask(1, 2, 255))
+    scenes = load_scenes(tmp_path, held_out=0.25)
+    assert (len(scenes.train), len(scenes.held_out), scenes.classes) == (3, 1, ["0", "1", "2"])
+    assert scenes.train.mask(0)[2, 0] == IGNORED
+    other = tmp_path / "other"
+    save(other, "training/a", mask(1, 2))
+    save(other, "validation/b", mask(1))
+    (other / "classes.txt").write_text("wall\nfloor\n")
+    scenes = load_scenes(other, ignore=0)  # as ADE20K: 0 does not count, classes begin at 1
+    assert scenes.classes == ["wall", "floor"]
+    assert scenes.train.mask(0)[:3, 0].tolist() == [0, 1, IGNORED]
+
+
+def test_voc_layout(tmp_path):
+    for part in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
+        (tmp_path / part).mkdir(parents=True)
+    for name in ("a", "b"):
+        Image.new("RGB", (24, 20)).save(tmp_path / "JPEGImages" / f"{name}.jpg")
+        painted = Image.fromarray(mask(1, 255), "L").convert("P")
+        painted.putdata(list(mask(1, 255).ravel()))
+        painted.save(tmp_path / "SegmentationClass" / f"{name}.png")
+    (tmp_path / "ImageSets/Segmentation/train.txt").write_text("a\n")
+    (tmp_path / "ImageSets/Segmentation/val.txt").write_text("b\n")
+    scenes = load_scenes(tmp_path)
+    assert scenes.classes == ["0", "1"]
+    assert scenes.held_out.mask(0)[1, 0] == IGNORED
+
+
+def test_bad_masks_are_named(tmp_path):
+    save(tmp_path, "a", mask(1))
+    save(tmp_path, "b", mask(1))
+    Segmentation(load_scenes(tmp_path, held_out=0.5), 32).check()
+    (tmp_path / "classes.txt").write_text("x\ny\nz\n")
+    with pytest.raises(DataError, match="no mask has a pixel of class 'z'"):
+        Segmentation(load_scenes(tmp_path, held_out=0.5), 32).check()
+    (tmp_path / "classes.txt").write_text("x\n")
+    with pytest.raises(DataError, match=r"masks/[ab]\.png has label 1, of 1 classes"):
+        Segmentation(load_scenes(tmp_path, held_out=0.5), 32).check()
+    (tmp_path / "classes.txt").unlink()
+    save(tmp_path, "a", mask(1)[:10])
+    save(tmp_path, "b", mask(1)[:10])
+    with pytest.raises(DataError, match=r"masks/[ab]\.png is \(24, 10\), its image .* is \(24, 20\)"):
+        Segmentation(load_scenes(tmp_path, held_out=0.5), 32).check()
+    for name in ("a", "b"):
+        Image.new("RGB", (24, 20)).save(tmp_path / "masks" / f"{name}.png")
+    with pytest.raises(DataError, match="one class number for each pixel, not RGB"):
+        load_scenes(tmp_path, held_out=0.5)
+    (tmp_path / "masks" / "a.png").unlink()
+    with pytest.raises(DataError, match=r"a\.jpg has no mask"):
+        load_scenes(tmp_path)
+    with pytest.raises(UsageError, match="multiple of 32"):
+        Segmentation(None, 40)  # type: ignore[arg-type]
+
+
+def test_scores_equal_counting():
+    rng = np.random.default_rng(0)
+    truth, guess = rng.integers(0, 3, (2, 15, 11))
+    truth[:2] = IGNORED
+    table = confusion(torch.from_numpy(guess), torch.from_numpy(truth), 4)
+    valid = truth != IGNORED
+    ious = [
+        ((guess == k) & (truth == k) & valid).sum() / (((guess == k) | (truth == k)) & valid).sum() for k in range(3)
+    ]
+    values = score(table)
+    assert values["miou"] == pytest.approx(np.mean(ious))  # class 3 does not occur and does not count
+    assert values["pixel_accuracy"] == pytest.approx((guess == truth)[valid].mean())
+
+
+def test_sliding_equals_whole_for_a_model_without_context():
+    torch.manual_seed(0)
+    model = nn.Conv2d(3, 5, 1)
+    image = torch.randn(3, 64, 150)
+    assert torch.equal(predict(model, image, 64, sliding=True), predict(model, image, 64, sliding=False))
+
+
+def test_head_takes_odd_maps():
+    sizes = {32: (25, 17), 64: (13, 9), 196: (7, 5), 320: (4, 3)}
+    head = SemanticFPN(tuple(sizes), 7).eval()
+    assert head([torch.randn(1, c, *size) for c, size in sizes.items()]).shape == (1, 7, 25, 17)
+
+
+def test_model_has_the_published_size():
+    with torch.device("meta"):
+        model = SegmentationModel("hcformer_tiny", 150)
+    assert abs(sum(p.numel() for p in model.parameters()) / 10.3e6 - 1) < 0.05
+
+
+def test_model_trains_and_ignored_pixels_do_not_count(tmp_path):
+    for i in range(2):
+        save(tmp_path, f"{i}", mask(1, 1, 1), size=(24, 20))
+    task = Segmentation(load_scenes(tmp_path, held_out=0.5), 32)
+    model = SegmentationModel("hcformer_nano", 2, arguments=SMALL).train()
+    images, masks = (torch.stack([part, part]) for part in task.dataset[0])
+    assert (masks == IGNORED).any() or masks.shape == (2, 32, 32)
+    masks[:, :4] = IGNORED
+    loss = task.loss(model, (images, masks))
+    loss.total.backward()
+    assert int(loss.count) == int((masks != IGNORED).sum())
+    assert all(p.grad is not None for p in model.decoder.parameters())
+    values, units = task.measure(model.eval())
+    assert set(values) == {"miou", "pixel_accuracy"}
+    assert units is None
+
+
+@pytest.mark.parametrize("name", ["Unet", "FPN"])
+def test_decoders_of_smp(name):
+    pytest.importorskip("segmentation_models_pytorch")
+    model = SegmentationModel("hcformer_nano", 3, f"smp:{name}", {"geometry": "euclidean", **SMALL}).eval()
+    with torch.no_grad():
+        assert model(torch.randn(1, 3, 64, 64)).shape == (1, 3, 64, 64)
+    assert not any(name.endswith("log_scale") for name, _ in model.named_parameters())
+
+
+def test_bad_decoders_are_named():
+    with pytest.raises(UsageError, match="semantic-fpn or smp:NAME"):
+        SegmentationModel("hcformer_nano", 2, "unet")
+    with pytest.raises(UsageError, match="at least two classes"):
+        SegmentationModel("hcformer_nano", 1)
