@@ -9,9 +9,10 @@ COMMANDS = {
     "audit": "superposition of a checkpoint, an embedding matrix or a family of them",
     **({"explain": "what a model saw, drawn over its input"} if EXPLANATIONS else {}),
     **({"data": "prepare data"} if PREPARATIONS else {}),
+    "export": "an adapter as files, or merged into its base model",
     "report": "one page that compares runs",
     "bench": "the benchmarks, side by side",
-    "list": "recipes, presets and optional extras",
+    "list": "recipes, presets, tasks and optional extras",
     "completion": "print a shell completion script",
 }
 """Name -> what it does; the module of the same name has `Args` and `run(args, console)`."""

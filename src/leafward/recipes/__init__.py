@@ -10,6 +10,10 @@ command; those of `EVALUATIONS` and `EXPLANATIONS` take the run directory or mod
 from __future__ import annotations
 
 RECIPES: dict[str, str] = {
+    "radial": "leafward.recipes.radial",
+    "lathadapter": "leafward.recipes.lathadapter",
+    "hyperclip": "leafward.recipes.hyperclip",
+    "segmenter": "leafward.recipes.segmenter",
     "superposition": "leafward.recipes.superposition",
     "hcformer": "leafward.recipes.hcformer",
     "helm": "leafward.recipes.helm",
@@ -20,6 +24,13 @@ RECIPES: dict[str, str] = {
 EVALUATIONS: dict[str, str] = {
     "vision": "leafward.recipes.evaluate_vision",
     "himapper": "leafward.recipes.evaluate_himapper",
+    "fewshot": "leafward.recipes.evaluate_fewshot",
+    "open-vocabulary": "leafward.recipes.evaluate_open_vocabulary",
+    "hierarcaps": "leafward.recipes.evaluate_hierarcaps",
+    "hyperlex": "leafward.recipes.evaluate_hyperlex",
+    "breeds": "leafward.recipes.evaluate_breeds",
+    "retrieval": "leafward.recipes.evaluate_retrieval",
+    "zeroshot": "leafward.recipes.evaluate_zeroshot",
     "language": "leafward.recipes.evaluate_language",
     "sample": "leafward.recipes.evaluate_sample",
 }
@@ -28,18 +39,23 @@ EVALUATIONS: dict[str, str] = {
 EVALUATION_OF: dict[str, str] = {
     "hcformer": "vision",
     "himapper": "himapper",
+    "lathadapter": "fewshot",
     "segmenter": "open-vocabulary",
+    "radial": "hierarcaps",
     "helm": "language",
 }
 """Recipe of a run -> the evaluation that is meant when no task is named."""
 
 EXPLANATIONS: dict[str, str] = {
+    "segmenter": "leafward.recipes.explain_segmenter",
     "himapper": "leafward.recipes.explain_himapper",
     "hcformer": "leafward.recipes.explain_hcformer",
 }
 """Recipe of a run, or model family -> module of ``leafward explain TARGET INPUT...``."""
 
 PREPARATIONS: dict[str, str] = {
+    "features": "leafward.recipes.data_features",
+    "chains": "leafward.recipes.chains",
     "tokenise": "leafward.recipes.data_tokens",
 }
 """``leafward data NAME`` -> module."""

@@ -1,0 +1,205 @@
+"""Does Radial Embedding teach a text encoder the hierarchy of captions, and what does it cost elsewhere?
+
+    python benchmarks/radial_evidence.py --model DIR --data DIR > radial.json                       one GPU, minutes
+    python benchmarks/radial_evidence.py --model DIR --data DIR --captions 1500 --seeds 1            one core
+    python benchmarks/radial_evidence.py --model DIR --data DIR --frozen                             zero-shot alone
+
+DIR of the data holds hierarcaps_test_expanded.csv.gz, hierarcaps_test.jsonl (or .parquet), hyperlex-data.zip and
+breeds_hierarchy/. The text encoder has no image side: a second human caption of the same image stands for the image in
+path retrieval, and in BREEDS the names of the classes are assigned to the nodes above them. Of the expanded chains
+those that share no image with the test set are learned from; a twentieth of them, by image, is kept aside to choose
+each loss's learning rate by its own objective. The frozen model, Radial Embedding and the entailment-cone loss, each
+in flat and in hyperbolic space, are then scored on the same test chains.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from leafward.adapters.encoders import Encoder, load_encoder, merge_adapters
+from leafward.adapters.radial import RadialModel
+from leafward.adapters.radial_config import RadialConfig
+from leafward.engine import DataOrder, RunDirectory, fit
+from leafward.engine.loop import to_device
+from leafward.files import finite
+from leafward.recipes._radial_suite import Suite, load_suite, score_suite
+from leafward.recipes._radial_training import captions_of, loop_and_optim, prepare, split
+from leafward.recipes.radial import Config
+from leafward.tasks import breeds
+from leafward.tasks.radial import CaptionData, RadialTask
+from leafward.tasks.zeroshot import class_vectors
+
+#: the two rivals choose their learning rate; the twin of each in the other geometry takes it over
+RIVALS = (RadialConfig(loss="radial", geometry="euclidean"), RadialConfig(loss="cone", geometry="lorentz"))
+TWIN = {"euclidean": "lorentz", "lorentz": "euclidean"}
+VALIDATION = 0.05
+
+
+def main() -> None:
+    args = arguments()
+    torch.set_float32_matmul_precision("high")
+    began = time.perf_counter()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    config = settings(args)
+    encoder = load_encoder(args.model).to(device)
+    assert config.test is not None
+    suite = load_suite(config.test, encoder, second=config.data, words=config.hyperlex)
+    tree = breeds.read_breeds(args.data / "breeds_hierarchy")
+    found: dict[str, Any] = {
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
+        "settings": vars(args) | {"model": str(args.model), "data": str(args.data)},
+        "frozen": scores(suite, tree, encoder, RadialConfig()),
+    }
+    log(began, f"frozen: {found['frozen']}")
+    if not args.frozen:
+        learned, watched = split(captions_of(config), VALIDATION, 0)
+        learned = learned[: args.captions]
+        data, held = CaptionData(learned, encoder), CaptionData(watched[: args.validation], encoder)
+        found["captions"] = {"learned": len(data), "validation": len(held), "texts": len(data.texts)}
+        log(began, f"captions: {found['captions']}")
+        trained = Trained(config, copy.deepcopy(encoder).cpu(), suite, tree, data, held, device)
+        found["methods"] = compare(args, trained, began)
+    found["seconds"] = round(time.perf_counter() - began, 1)
+    print(json.dumps(finite(found), indent=2))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, type=Path, help="directory of a sentence encoder")
+    parser.add_argument("--data", required=True, type=Path, help="directory of the data")
+    parser.add_argument("--captions", type=int, default=None, help="learn from the first N chains only")
+    parser.add_argument("--validation", type=int, default=1000, help="validation chains, at most")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rates", type=float, nargs="+", default=[3e-5, 1e-4, 3e-4], help="learning rates to try")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--train", choices=("full", "lora", "blocks"), default="full")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no further run after this time")
+    parser.add_argument("--frozen", action="store_true", help="score the frozen model and stop")
+    return parser.parse_args()
+
+
+def settings(args: argparse.Namespace) -> Config:
+    tests = [args.data / f"hierarcaps_test{ending}" for ending in (".jsonl", ".parquet")]
+    return Config(
+        model=str(args.model),
+        data=args.data / "hierarcaps_test_expanded.csv.gz",
+        test=next(path for path in tests if path.is_file()),
+        hyperlex=args.data / "hyperlex-data.zip",
+        train=args.train,
+        batch_size=args.batch,
+        warmup=0.1,
+        schedule="cosine",
+        clip_norm=1.0,
+        precision="bfloat16" if torch.cuda.is_available() else "float32",
+        checkpoint_every=10**9,
+    )
+
+
+@dataclasses.dataclass
+class Trained:
+    """Trains the frozen encoder anew for each objective, rate and seed, and scores it."""
+
+    config: Config
+    frozen: Any
+    suite: Suite
+    tree: breeds.Breeds
+    data: CaptionData
+    held: CaptionData
+    device: str
+
+    def __call__(self, objective: RadialConfig, rate: float, seed: int) -> tuple[RadialModel, float]:
+        """The trained model, adapters merged, and its objective on the validation chains."""
+        config = dataclasses.replace(self.config, objective=objective, lr=rate, seed=seed)
+        torch.manual_seed(seed)
+        encoder = copy.deepcopy(self.frozen).to(self.device)
+        model, task = prepare(config, encoder, self.data)
+        with tempfile.TemporaryDirectory() as folder:
+            directory = RunDirectory.create(Path(folder) / "run", config, recipe="radial")
+            fit(model, task, *loop_and_optim(config, len(self.data)), directory)
+        merge_adapters(encoder)
+        return model, self.objective(model, objective)
+
+    @torch.no_grad()
+    def objective(self, model: RadialModel, objective: RadialConfig) -> float:
+        task = RadialTask(self.held, objective)
+        order = DataOrder(len(self.held), 64, 0)
+        total = count = 0.0
+        for step in range(len(self.held) // 64):
+            batch = self.held.collate([self.held[i] for i in order.indices(step)])
+            loss = task.loss(model, to_device(batch, torch.device(self.device)))
+            total, count = total + float(loss.total), count + float(loss.count)
+        return total / count
+
+    def scores(self, model: RadialModel, objective: RadialConfig) -> dict[str, float]:
+        return scores(self.suite, self.tree, model.encoder, objective)
+
+
+def scores(suite: Suite, tree: breeds.Breeds, encoder: Encoder, objective: RadialConfig) -> dict[str, float]:
+    nodes = class_vectors(encoder, tree.words).cpu()
+    leaves = tree.tax.leaves
+    levels = breeds.score(tree, nodes[torch.from_numpy(leaves)], leaves, nodes, with_leaf=False)
+    found = score_suite(suite, encoder, None, objective.geometry, objective.c)
+    return found | {"breeds_names": levels["mean_accuracy"]}
+
+
+def compare(args: argparse.Namespace, trained: Trained, began: float) -> dict[str, Any]:
+    """Rates for each rival, then all seeds of both; then their twins, as far as the time goes."""
+    runs: dict[str, list[dict[str, float]]] = {}
+    chosen: dict[str, Any] = {}
+    plan = []
+    for rival in RIVALS:
+        tried = {}
+        for rate in args.rates:
+            model, value = trained(rival, rate, 0)
+            tried[rate] = (value, trained.scores(model, rival))
+            log(began, f"{name_of(rival)} lr {rate:g}: objective {value:.4f}, {tried[rate][1]}")
+        best = min(tried, key=lambda rate: tried[rate][0])
+        chosen[name_of(rival)] = {"lr": best, "objectives": {f"{rate:g}": tried[rate][0] for rate in tried}}
+        runs[name_of(rival)] = [tried[best][1]]
+        twin = dataclasses.replace(rival, geometry=TWIN[rival.geometry])
+        chosen[name_of(twin)] = {"lr": best}
+        plan += [(0, rival, best, seed) for seed in range(1, args.seeds)]
+        plan += [(1, twin, best, seed) for seed in range(args.seeds)]
+    left_out = []
+    for _, objective, rate, seed in sorted(plan, key=lambda entry: entry[0]):
+        if time.perf_counter() - began > args.seconds:
+            left_out.append(f"{name_of(objective)} seed {seed}")
+            continue
+        model, _ = trained(objective, rate, seed)
+        runs.setdefault(name_of(objective), []).append(trained.scores(model, objective))
+        log(began, f"{name_of(objective)} seed {seed}: {runs[name_of(objective)][-1]}")
+    summary = {name: chosen[name] | {"scores": summarise(several)} for name, several in runs.items()}
+    return summary | ({"left_out": left_out} if left_out else {})
+
+
+def name_of(objective: RadialConfig) -> str:
+    return f"{objective.loss}, {objective.geometry}"
+
+
+def summarise(several: list[dict[str, float]]) -> dict[str, Any]:
+    """Mean and standard deviation over seeds of every number."""
+    found = {}
+    for name in several[0]:
+        values = [each[name] for each in several]
+        spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        found[name] = {"mean": float(np.mean(values)), "sd": spread, "seeds": len(values)}
+    return found
+
+
+def log(began: float, text: str) -> None:
+    print(f"[{time.perf_counter() - began:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

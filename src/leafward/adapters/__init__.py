@@ -1,0 +1,81 @@
+"""Change a pretrained model by a few parameters beside it: attach, train, save, load, merge.
+
+    from leafward.adapters import BlockScaleConfig, attach, merge, save_pretrained
+    clip = attach(clip, BlockScaleConfig(block_size=128))
+    ...                                # train: only the adapter's parameters require gradients
+    save_pretrained(clip, "adapter")   # adapter_config.json, adapter_model.safetensors
+    clip = merge(clip)                 # the base model again, at no cost
+
+Names are imported on first use, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from leafward.adapters.block_scale import BlockScaleConfig
+    from leafward.adapters.encoders import load_encoder
+    from leafward.adapters.io import from_pretrained, save_pretrained
+    from leafward.adapters.latent_hierarchy import LatentHierarchyConfig
+    from leafward.adapters.low_rank import LowRankConfig
+    from leafward.adapters.radial_config import RadialConfig
+    from leafward.adapters.surface import (
+        Adapter,
+        adapters,
+        attach,
+        detach,
+        merge,
+        print_trainable_parameters,
+        set_adapter,
+        trainable_parameters,
+    )
+
+_HOME = {
+    "block_scale": ("BlockScaleConfig",),
+    "encoders": ("load_encoder",),
+    "io": ("from_pretrained", "save_pretrained"),
+    "latent_hierarchy": ("LatentHierarchyConfig",),
+    "low_rank": ("LowRankConfig",),
+    "radial_config": ("RadialConfig",),
+    "surface": (
+        "Adapter",
+        "adapters",
+        "attach",
+        "detach",
+        "merge",
+        "print_trainable_parameters",
+        "set_adapter",
+        "trainable_parameters",
+    ),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "Adapter",
+    "BlockScaleConfig",
+    "LatentHierarchyConfig",
+    "LowRankConfig",
+    "RadialConfig",
+    "adapters",
+    "attach",
+    "detach",
+    "from_pretrained",
+    "load_encoder",
+    "merge",
+    "print_trainable_parameters",
+    "save_pretrained",
+    "set_adapter",
+    "trainable_parameters",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,151 @@
+"""Adapters in files, in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from leafward import __version__
+from leafward.adapters.surface import (
+    Adapter,
+    AdapterConfig,
+    BaseModel,
+    adapters,
+    attach,
+    chosen,
+    detach,
+    identity,
+    store_of,
+)
+from leafward.engine.config import from_dict, to_dict
+from leafward.errors import DataError, UsageError, nearest
+from leafward.files import replacing, write_json
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+FORMAT = "leafward-adapter"
+
+METHODS: dict[str, tuple[str, str]] = {
+    "block_scale": ("leafward.adapters.block_scale", "BlockScaleConfig"),
+    "latent_hierarchy": ("leafward.adapters.latent_hierarchy", "LatentHierarchyConfig"),
+    "low_rank": ("leafward.adapters.low_rank", "LowRankConfig"),
+}
+"""Method -> module and name of its configuration. A new method is one file and a line here."""
+
+Model = TypeVar("Model", bound=nn.Module)
+PathLike = str | os.PathLike[str]
+
+
+def save_pretrained(model: nn.Module, directory: PathLike, name: str | None = None) -> None:
+    """Write one adapter of `model` (the only one, if it has one) to `directory`, each file in one step."""
+    held = adapters(model)
+    if name is None and len(held) > 1:
+        raise UsageError(f"name must say which adapter to save: {', '.join(held)}")
+    adapter = held[chosen(model, name)[0]]
+    directory = Path(directory)
+    base = store_of(model).base
+    tensors = {key: value.detach().cpu().contiguous() for key, value in adapter.named_parameters()}
+    with replacing(directory / WEIGHTS) as temporary:
+        save_file(tensors, temporary, metadata={"format": "pt"})
+    write_json(
+        directory / CONFIG,
+        {
+            "format": FORMAT,
+            "method": adapter.config.method,
+            "leafward_version": __version__,
+            "base_model": {"name": base.name, "revision": base.revision, "class": base.kind},
+            "config": to_dict(adapter.config),
+        },
+    )
+
+
+def from_pretrained(
+    model: Model, directory: PathLike, name: str = "default", *, trainable: bool = False, check_base: bool = True
+) -> Model:
+    """Attach the adapter in `directory` to `model`; another base model, a missing target or another width is refused.
+
+    `check_base=False` allows a base model of another name, where the shapes fit.
+    """
+    record = read_config(directory)
+    if check_base:
+        _check_base(record, store_of(model).base if adapters(model) else identity(model), Path(directory))
+    saved = record["base_model"]
+    tensors = _read_weights(Path(directory))
+    attach(model, record["config"], name, base_model=saved["name"] or None, revision=saved["revision"] or None)
+    adapter = adapters(model)[name]
+    try:
+        _fill(adapter, tensors, Path(directory))
+    except DataError:
+        detach(model, name)
+        raise
+    adapter.requires_grad_(trainable)
+    return model
+
+
+def read_config(directory: PathLike) -> dict[str, Any]:
+    """What `adapter_config.json` says, with "config" as the configuration that `attach` takes."""
+    path = Path(directory) / CONFIG
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{directory} does not hold an adapter: cannot read {path.name} ({error})") from error
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise DataError(f"{path} was not written by leafward: its format is not {FORMAT!r}")
+    method = record.get("method")
+    if method not in METHODS:
+        raise DataError(f"{path}: unknown method {method!r}; {nearest(str(method), METHODS)}")
+    for key in ("config", "base_model"):
+        if not isinstance(record.get(key), dict):
+            raise DataError(f"{path}: {key!r} must be an object, not {record.get(key)!r}")
+    module, config = METHODS[method]
+    base = {key: str(record["base_model"].get(key) or "") for key in ("name", "revision", "class")}
+    cls: type[AdapterConfig] = getattr(importlib.import_module(module), config)
+    return {**record, "base_model": base, "config": from_dict(cls, record["config"])}
+
+
+def _check_base(record: dict[str, Any], here: BaseModel, directory: Path) -> None:
+    """The last part of the name, the revision and the class must agree, where both sides know them."""
+    saved = record["base_model"]
+    pairs = {
+        "name": (Path(saved["name"]).name, Path(here.name).name),
+        "revision": (saved["revision"], here.revision),
+        "class": (saved["class"], here.kind),
+    }
+    for what, (wanted, got) in pairs.items():
+        if wanted and got and wanted != got:
+            raise UsageError(
+                f"the adapter in {directory} belongs to a base model of {what} {wanted!r}, not {got!r}; "
+                "check_base=False attaches it all the same"
+            )
+
+
+def _read_weights(directory: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(directory / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{directory} does not hold an adapter: cannot read {WEIGHTS} ({error})") from error
+
+
+@torch.no_grad()
+def _fill(adapter: Adapter, tensors: dict[str, Tensor], directory: Path) -> None:
+    wanted = dict(adapter.named_parameters())
+    for key in sorted(tensors.keys() ^ wanted.keys()):
+        if key in wanted:
+            raise DataError(f"{directory / WEIGHTS} lacks {key}, which this model needs")
+        raise DataError(f"{directory / WEIGHTS} holds {key}, for which this model has no target")
+    for key, parameter in wanted.items():
+        if tensors[key].shape != parameter.shape:
+            raise DataError(
+                f"{directory / WEIGHTS}: {key} has shape {tuple(tensors[key].shape)}, but this model needs "
+                f"{tuple(parameter.shape)}"
+            )
+        if not torch.isfinite(tensors[key]).all():
+            raise DataError(f"{directory / WEIGHTS}: {key} holds values that are not finite")
+        parameter.copy_(tensors[key])

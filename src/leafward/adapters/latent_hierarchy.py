@@ -1,0 +1,263 @@
+"""LatHAdapter (arXiv 2508.11176): learned attributes between images and classes, on top of any prompt-learning host.
+
+Notation: images z (B, d), classes T (C, d), attributes A (N, d), all tangent vectors at the origin of the Poincaré
+ball; distances by the isometric Lorentz points in float32 or better. The two parts are
+
+- ATR, :func:`refine`: classes look at the attributes through a normalised affinity graph;
+- HHL, :func:`hierarchy_loss`: two neighbours and a stranger; the common ancestor of the neighbours should be nearer to
+  them than the common ancestor of all three, and farther from the stranger (the loss of HIER, Kim et al. 2023).
+
+The paper's plain forms fail in two ways that are mended here: signed affinities give negative degrees (NaN), and
+triplets mined in a batch of 4 have the anchor or nothing as their negative.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.hooks import RemovableHandle
+
+from leafward.adapters.prompts.host import Host, Output, cosine
+from leafward.adapters.scores import distances
+from leafward.adapters.surface import Adapter, adapters
+from leafward.errors import UsageError
+
+
+@dataclass(frozen=True)
+class LatentHierarchyConfig:
+    """LatHAdapter on a prompt-learning host; the defaults are the paper's where it gives any."""
+
+    method: ClassVar[str] = "latent_hierarchy"
+
+    attributes: int = 20
+    """Number of learned attributes N."""
+    geometry: Literal["lorentz", "euclidean"] = "lorentz"
+    """Hyperbolic distances, or the twin with Euclidean ones and the same parameters."""
+    c: float = 0.1
+    """Curvature −c."""
+    refinement: float = 0.1
+    """Strength β of the refinement of the classes."""
+    margin: float = 0.1
+    """Margin σ of the hierarchy loss."""
+    temperature: float = 0.1
+    """Temperature of the choice of the lowest common ancestor."""
+    neighbours: int = 3
+    """k of the reciprocal k-nearest neighbours that count as positives."""
+    triplets: int = 10
+    """Triplets sampled for each anchor."""
+    queue: int = 256
+    """Features of earlier batches that serve as further candidates; 0 for none."""
+    normalise: bool = True
+    """Unit features before the exponential map: the distance is then a function of the cosine. Without it the norm is
+    the radius and can carry generality."""
+    hierarchy_weight: float = 1.0
+    """Weight of the two hierarchy losses."""
+    seed: int = 0
+    """Seed of the attributes' beginning."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("attributes", 2), ("neighbours", 1), ("triplets", 1), ("queue", 0), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name} must be an integer ≥ {least}, got {getattr(self, name)!r}")
+        for name in ("c", "temperature"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise UsageError(f"{name} must be a positive number, got {getattr(self, name)!r}")
+        for name in ("refinement", "margin", "hierarchy_weight"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise UsageError(f"{name} must be a number ≥ 0, got {getattr(self, name)!r}")
+        if self.geometry not in ("lorentz", "euclidean"):
+            raise UsageError(f"geometry must be 'lorentz' or 'euclidean', got {self.geometry!r}")
+
+    @property
+    def curvature(self) -> float | None:
+        """c, or None for the Euclidean twin."""
+        return self.c if self.geometry == "lorentz" else None
+
+    def build(self, model: nn.Module) -> LatentHierarchy:
+        if not isinstance(model, Host):
+            raise UsageError(f"a latent hierarchy sits on a prompt-learning host, not on a {type(model).__name__}")
+        return LatentHierarchy(self, model.class_features())
+
+
+class LatentHierarchy(Adapter):
+    """The attributes, the queue of earlier features, and the hook that refines a host's output."""
+
+    freezes_base = False  # the host's prompts are trained along
+    config: LatentHierarchyConfig  # pyright: ignore[reportIncompatibleVariableOverride]
+    queue: Tensor
+    filled: Tensor
+
+    def __init__(self, config: LatentHierarchyConfig, classes: Tensor) -> None:
+        super().__init__(config)
+        self.attributes = nn.Parameter(initial_attributes(classes, config.attributes, config.seed))
+        self.register_buffer("queue", torch.zeros(config.queue, classes.shape[1], device=classes.device))
+        self.register_buffer("filled", torch.zeros((), dtype=torch.int64, device=classes.device))
+
+    def install(self, model: nn.Module) -> list[RemovableHandle]:
+        return [model.register_forward_hook(self._act)]
+
+    def no_weight_decay(self) -> set[str]:
+        return {"attributes"}
+
+    def refined(self, text: Tensor) -> Tensor:
+        """The classes after ATR: (C, d) -> (C, d)."""
+        return refine(text, self.attributes, self.config.refinement)
+
+    def logits(self, image: Tensor, refined: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """cos/τ (B, C) of refined classes, and the distances (B, C) that are taken from it at inference."""
+        return scale * cosine(image, refined), self._distances(image, refined)
+
+    def _distances(self, x: Tensor, y: Tensor) -> Tensor:
+        return distances(self._tangent(x), self._tangent(y), self.config.curvature)
+
+    def _tangent(self, x: Tensor) -> Tensor:
+        return F.normalize(x.float(), dim=-1) if self.config.normalise else x.float()
+
+    def _act(self, host: nn.Module, args: Any, output: Output) -> Output:
+        if not self.enabled:
+            return output
+        assert isinstance(host, Host)
+        refined = self.refined(output.text)
+        similar, far = self.logits(output.image, refined, host.scale)
+        losses = dict(output.losses)
+        if output.labels is not None:
+            losses["cross_entropy"] = F.cross_entropy(similar, output.labels)
+            losses["distance_entropy"] = F.cross_entropy(-far, output.labels)
+            if self.config.hierarchy_weight:
+                losses["image_attribute"] = self.config.hierarchy_weight * self._image_attribute(output.image)
+                losses["attribute_class"] = self.config.hierarchy_weight * self._attribute_class(refined)
+        return replace(output, text=refined, logits=similar - far, losses=losses)
+
+    def _image_attribute(self, image: Tensor) -> Tensor:
+        """HHL with images as leaves and attributes as ancestors; the queue gives real negatives to small batches."""
+        image = self._tangent(image)
+        leaves = torch.cat([image, self.queue])
+        used = torch.arange(len(leaves), device=image.device) < len(image) + self.filled
+        loss = self._hierarchy(leaves, self.attributes, used, anchors=len(image))
+        if self.training and self.config.queue:
+            self._enqueue(image.detach())
+        return loss
+
+    def _attribute_class(self, refined: Tensor) -> Tensor:
+        """HHL with attributes as leaves and classes as ancestors."""
+        leaves = self._tangent(self.attributes)
+        return self._hierarchy(leaves, refined, torch.ones(len(leaves), dtype=torch.bool, device=leaves.device))
+
+    def _hierarchy(self, leaves: Tensor, ancestors: Tensor, used: Tensor, anchors: int | None = None) -> Tensor:
+        config = self.config
+        chosen, valid = sample_triplets(leaves.detach(), used, config.neighbours, config.triplets, anchors)
+        gaps = distances(leaves, self._tangent(ancestors), config.curvature)
+        return hierarchy_loss(gaps, chosen, valid, config.temperature, config.margin)
+
+    @torch.no_grad()
+    def _enqueue(self, image: Tensor) -> None:
+        """Newest first; shifting a small queue is cheaper than keeping a pointer that a device must be asked for."""
+        self.queue.copy_(torch.cat([image.to(self.queue), self.queue])[: len(self.queue)])
+        self.filled.copy_((self.filled + len(image)).clamp(max=len(self.queue)))
+
+
+class Classifier(nn.Module):
+    """A trained host for a fixed list of classes, for inference: what belongs to the classes is computed once."""
+
+    text: Tensor
+
+    def __init__(self, host: Host, classes: Tensor | None = None) -> None:
+        super().__init__()
+        self.host = host
+        active = [each for each in adapters(host).values() if isinstance(each, LatentHierarchy) and each.enabled]
+        self.latent = active[-1] if active else None
+        with torch.no_grad():
+            text = host.text(host.classes if classes is None else classes)
+            for adapter in active:
+                text = adapter.refined(text)
+        self.register_buffer("text", text)
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, C)."""
+        image = self.host.image(images)
+        if self.latent is None:
+            return self.host.scale * cosine(image, self.text)
+        similar, far = self.latent.logits(image, self.text, self.host.scale)
+        return similar - far
+
+
+def initial_attributes(classes: Tensor, count: int, seed: int) -> Tensor:
+    """Attributes between classes: each is the mean of two random ones, (C, d) -> (count, d)."""
+    generator = torch.Generator().manual_seed(seed)
+    first = torch.randint(len(classes), (count,), generator=generator)
+    step = torch.randint(1, max(len(classes), 2), (count,), generator=generator)
+    second = (first + step) % len(classes)
+    return 0.5 * (classes[first.to(classes.device)] + classes[second.to(classes.device)]).float()
+
+
+def refine(classes: Tensor, attributes: Tensor, strength: float) -> Tensor:
+    """ATR: T̂ of F̂ = F + β D^(−½) S D^(−½) F with F = [T; A]: (C, d), (N, d) -> (C, d).
+
+    S is the cosine where it is positive and 0 elsewhere (the paper's signed S can have negative degrees, whose root is
+    NaN), and the degrees are kept away from 0. Only the rows of the classes are computed.
+    """
+    both = torch.cat([classes.float(), attributes.float()])
+    unit = F.normalize(both, dim=-1)
+    affinity = (unit @ unit.mT).relu()
+    degree = affinity.sum(dim=1).clamp_min(1e-6)
+    share = affinity[: len(classes)] * torch.rsqrt(degree[: len(classes), None] * degree)
+    return both[: len(classes)] + strength * (share @ both)
+
+
+def reciprocal_neighbours(points: Tensor, used: Tensor, k: int) -> Tensor:
+    """Which of the used points are among each other's k nearest, the point itself left out: (n, d), (n) -> (n, n)."""
+    # Squared distances grow with −2 x·y + |y|² within a row.
+    near = 2.0 * points @ points.mT - points.square().sum(dim=1)
+    near.fill_diagonal_(-math.inf)
+    near = near.masked_fill(~used, -math.inf)
+    value, place = near.topk(min(k, len(points) - 1), dim=1)
+    inside = torch.zeros_like(near, dtype=torch.bool).scatter(1, place, value > -math.inf)
+    return inside & inside.mT & used & used[:, None]
+
+
+def sample_triplets(
+    points: Tensor, used: Tensor, k: int, count: int, anchors: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """(anchor, positive, negative) triplets of the first `anchors` points: (n, d) -> (anchors·count, 3), valid (…).
+
+    A positive is a reciprocal neighbour, a negative any other used point that is not the anchor. Anchors that lack
+    either have invalid triplets.
+    """
+    anchors = len(points) if anchors is None else anchors
+    positive = reciprocal_neighbours(points, used, k)[:anchors]
+    itself = torch.eye(anchors, len(points), dtype=torch.bool, device=points.device)
+    negative = used & ~positive & ~itself
+    valid = positive.any(dim=1) & negative.any(dim=1)
+
+    def draw(mask: Tensor) -> Tensor:
+        weights = torch.where(mask.any(dim=1, keepdim=True), mask.float(), 1.0)  # an empty row must not be asked
+        return torch.multinomial(weights, count, replacement=True).flatten()
+
+    first = torch.arange(anchors, device=points.device).repeat_interleave(count)
+    return torch.stack([first, draw(positive), draw(negative)], dim=1), valid.repeat_interleave(count)
+
+
+def hierarchy_loss(gaps: Tensor, triplets: Tensor, valid: Tensor, temperature: float, margin: float) -> Tensor:
+    """HHL: distances (n, m) of leaves to possible ancestors, triplets (T, 3), valid (T) -> mean over the valid ones.
+
+    The lowest common ancestor of leaves is the possible ancestor that is nearest to the farthest of them, chosen by a
+    hard Gumbel-softmax with straight-through gradients. A triplet whose two ancestors coincide says nothing.
+    """
+    i, j, k = gaps[triplets[:, 0]], gaps[triplets[:, 1]], gaps[triplets[:, 2]]  # each (T, m)
+    both = torch.maximum(i, j)
+    pair = F.gumbel_softmax(-both / temperature, hard=True)
+    triple = F.gumbel_softmax(-torch.maximum(both, k) / temperature, hard=True)
+    inner, outer = pair.argmax(dim=1), triple.argmax(dim=1)
+    change = pair - triple
+    loss = (
+        F.relu((i * change).sum(dim=1) + margin)
+        + F.relu((j * change).sum(dim=1) + margin)
+        + F.relu(margin - (k * change).sum(dim=1))
+    )
+    return torch.where(valid & (inner != outer), loss, 0.0).sum() / valid.sum().clamp_min(1)

@@ -1,0 +1,149 @@
+"""Where the projections of a transformer are, whoever wrote it.
+
+Known layouts: separate linear layers (Hugging Face CLIP, SigLIP, BERT and other sentence encoders; EVA), a packed
+`in_proj_weight` (`nn.MultiheadAttention` and open_clip's own attention), a fused `qkv` (timm), and pooling heads
+(`q` and `kv`, or an `nn.MultiheadAttention` with other widths for key and value).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from leafward.errors import UsageError, nearest
+
+Role = Literal["q", "k", "v", "out", "fc1", "fc2"]
+Encoder = Literal["both", "image", "text"]
+ATTENTION: tuple[Role, ...] = ("q", "k", "v")
+ROLES: tuple[Role, ...] = (*ATTENTION, "out", "fc1", "fc2")
+
+STORE = "leafward_adapters"
+"""The submodule of an adapted model that holds its adapters."""
+
+# What the modules are called, longest first where one name ends in another.
+_SINGLE: tuple[tuple[Role, tuple[str, ...]], ...] = (
+    ("q", ("q_proj", "query", "to_q", "q_lin", "q")),
+    ("k", ("k_proj", "key", "to_k", "k_lin", "k")),
+    ("v", ("v_proj", "value", "to_v", "v_lin", "v")),
+    ("out", ("attention.output.dense", "out_proj", "o_proj", "attn.proj", "attn_pool.proj", "out_lin", "attn.o")),
+    ("fc1", ("fc1", "c_fc", "intermediate.dense", "lin1")),
+    ("fc2", ("fc2", "c_proj", "output.dense", "lin2")),
+)
+_FUSED: dict[str, tuple[Role, ...]] = {
+    "qkv": ATTENTION,
+    "to_qkv": ATTENTION,
+    "Wqkv": ATTENTION,
+    "kv": ("k", "v"),
+    "to_kv": ("k", "v"),
+}
+_IMAGE = ("visual", "vision_model", "vision_tower", "image_encoder", "vision", "trunk")
+_TEXT = ("text_model", "text", "transformer", "text_encoder")
+
+
+@dataclass(frozen=True)
+class Site:
+    """One projection: the rows [start, stop) of the weight `parameter` (out, width) of the module `holder`."""
+
+    name: str
+    """Readable and unique, as in `visual.transformer.resblocks.0.attn.q`."""
+    role: Role
+    group: str
+    """The attention or feed-forward part that the projection belongs to."""
+    caller: str
+    """The module whose call uses the weight."""
+    holder: str
+    parameter: str
+    start: int
+    stop: int
+    width: int
+    encoder: str
+    """image, text, or empty where a model has but one encoder."""
+
+
+def without_layer(name: str) -> str:
+    """A name without the numbers of layers: `blocks.3.attn.q` -> `blocks.attn.q`."""
+    return re.sub(r"\.\d+(?=\.)", "", name)
+
+
+def find_sites(model: nn.Module, roles: Sequence[Role], encoder: Encoder = "both") -> list[Site]:
+    """The projections of the given roles in one encoder or both; what is not there is refused by name."""
+    for role in roles:
+        if role not in ROLES:
+            raise UsageError(f"targets must be of {', '.join(ROLES)}, got {role!r}; {nearest(str(role), ROLES)}")
+    if not roles:
+        raise UsageError("targets must name at least one projection, got none")
+    found = list(_all_sites(model))
+    there = [site for site in found if encoder in ("both", site.encoder)]
+    if not there:
+        encoders = sorted({site.encoder or "one, without a name" for site in found}) or ["none that is known"]
+        raise UsageError(
+            f"encoder {encoder!r} has no projections in {type(model).__name__}; it has encoders: {', '.join(encoders)}"
+        )
+    for role in roles:
+        if not any(site.role == role for site in there):
+            have = sorted({site.role for site in there})
+            raise UsageError(f"targets: {type(model).__name__} has no projection {role!r}; it has {', '.join(have)}")
+    return [site for site in there if site.role in roles]
+
+
+def _all_sites(model: nn.Module) -> Iterator[Site]:
+    two = any(_head(path) in _IMAGE for path, _ in model.named_modules())
+    inside_attention: set[str] = set()
+    for path, module in model.named_modules():
+        if path.startswith(STORE):
+            continue
+        head = _head(path)
+        encoder = "image" if head in _IMAGE else "text" if two or head in _TEXT else ""
+        if "in_proj_weight" in module._parameters:
+            if isinstance(module, nn.MultiheadAttention):
+                # Its output projection is never called: the attention reads the weight.
+                inside_attention.add(f"{path}.out_proj")
+            yield from _packed(path, module, encoder)
+        elif isinstance(module, nn.Linear) and path not in inside_attention:
+            yield from _linear(path, module, encoder)
+
+
+def _head(path: str) -> str:
+    """The first part of a path that says something, past wrappers."""
+    return next((part for part in path.split(".") if part not in ("model", "module", "_orig_mod")), "")
+
+
+def _packed(path: str, module: nn.Module, encoder: str) -> Iterator[Site]:
+    weight = module._parameters["in_proj_weight"]
+    if weight is not None:
+        rows, width = len(weight) // 3, weight.shape[1]
+        for index, role in enumerate(ATTENTION):
+            span = index * rows, (index + 1) * rows
+            yield Site(f"{path}.{role}", role, path, path, path, "in_proj_weight", *span, width, encoder)
+    else:
+        for role in ATTENTION:
+            parameter = f"{role}_proj_weight"
+            weight = module.get_parameter(parameter)
+            rows, width = weight.shape
+            yield Site(f"{path}.{role}", role, path, path, path, parameter, 0, rows, width, encoder)
+    if isinstance(module, nn.MultiheadAttention):
+        rows, width = module.out_proj.weight.shape
+        holder = f"{path}.out_proj"
+        yield Site(holder, "out", path, path, holder, "weight", 0, rows, width, encoder)
+
+
+def _linear(path: str, module: nn.Linear, encoder: str) -> Iterator[Site]:
+    rows, width = module.weight.shape
+    group, _, last = path.rpartition(".")
+    fused = _FUSED.get(last)
+    if fused is not None:
+        if rows % len(fused):
+            raise UsageError(f"{path} has {rows} rows, which do not split evenly into {', '.join(fused)}")
+        part = rows // len(fused)
+        for index, role in enumerate(fused):
+            span = index * part, (index + 1) * part
+            yield Site(f"{path}.{role}", role, group, path, path, "weight", *span, width, encoder)
+        return
+    for role, suffixes in _SINGLE:
+        if any(path == suffix or path.endswith(f".{suffix}") for suffix in suffixes):
+            yield Site(path, role, group, path, path, "weight", 0, rows, width, encoder)
+            return

@@ -1,0 +1,24 @@
+"""Prompt-learning hosts: CoOp, MaPLe, PromptSRC and PromptKD, and the baselines beside them.
+
+A host turns images and classes into features and logits and brings its own losses; a latent hierarchy may sit on top
+of any of them. Prompts act on tokens inside a CLIP model, or on cached features.
+"""
+
+from leafward.adapters.prompts.features import FeaturePrompts
+from leafward.adapters.prompts.host import Host, Output
+from leafward.adapters.prompts.hosts import ClipAdapter, Coop, MaPLe, PromptKD, PromptSRC, TipAdapter, ZeroShot
+from leafward.adapters.prompts.tokens import TokenPrompts
+
+__all__ = [
+    "ClipAdapter",
+    "Coop",
+    "FeaturePrompts",
+    "Host",
+    "MaPLe",
+    "Output",
+    "PromptKD",
+    "PromptSRC",
+    "TipAdapter",
+    "TokenPrompts",
+    "ZeroShot",
+]

@@ -1,0 +1,116 @@
+"""Prompts as the papers have them: learned tokens inside the two encoders of a Hugging Face CLIP model.
+
+On the text side they take the places 1…n of the sequence, where the words of the template stand ("a photo of a" has
+four); on the image side they follow the patches. In each of the first `depth` layers they are put in afresh (deep
+prompts); after that what the last of them became goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leafward.adapters.encoders import _pooled
+from leafward.adapters.prompts.features import Sides
+from leafward.errors import UsageError
+
+SPREAD = 0.02  # of the first values of deep and image tokens
+
+
+class TokenPrompts(nn.Module):
+    """A frozen CLIP model with learned tokens. Images are pixels (B, 3, H, W), classes are token numbers (C, L).
+
+    The text tokens of the first layer begin as the words of `classes`, those of the template, so that text prompts of
+    depth 1 begin at zero-shot CLIP.
+    """
+
+    def __init__(self, model: Any, classes: Tensor, tokens: int = 4, depth: int = 1, sides: Sides = "text") -> None:
+        super().__init__()
+        kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+        if kind != "clip":
+            raise UsageError(f"prompts inside the encoders need a Hugging Face CLIP model, not {kind!r}")
+        layers = [side.encoder.layers for side in (model.text_model, model.vision_model)]
+        if not 1 <= depth <= min(map(len, layers)):
+            raise UsageError(f"depth must be in 1…{min(map(len, layers))}, the layers of the model, got {depth}")
+        if not 1 <= tokens <= classes.shape[1] - 2:
+            raise UsageError(f"tokens must be in 1…{classes.shape[1] - 2}, the length of the texts, got {tokens}")
+        self.model = model.requires_grad_(False)
+        self.tokens, self.depth = tokens, depth
+        self._active = False
+        embeddings = model.text_model.embeddings
+        width = embeddings.token_embedding.embedding_dim
+        start = SPREAD * torch.randn(depth, tokens, width)
+        start[0] = embeddings.token_embedding.weight[classes[0, 1 : tokens + 1]].detach()
+        self.text_tokens = nn.Parameter(start)
+        inner = model.vision_model.config.hidden_size
+        self.image_tokens = nn.Parameter(SPREAD * torch.randn(depth, tokens, inner)) if sides == "both" else None
+        self.coupling = nn.ModuleList(nn.Linear(width, inner) for _ in range(depth)) if sides == "coupled" else None
+        self.has_image_tokens = sides != "text"
+        for index in range(depth):
+            layers[0][index].register_forward_pre_hook(_Insertion(self, index).text)
+            layers[1][index].register_forward_pre_hook(_Insertion(self, index).image)
+
+    def image(self, images: Tensor) -> Tensor:
+        with self._acting():
+            return self.frozen_image(images)
+
+    def text(self, classes: Tensor) -> Tensor:
+        with self._acting():
+            return self.frozen_text(classes)
+
+    def frozen_image(self, images: Tensor) -> Tensor:
+        return _pooled(self.model.get_image_features(pixel_values=images))  # pyright: ignore[reportCallIssue]
+
+    def frozen_text(self, classes: Tensor) -> Tensor:
+        return _pooled(self.model.get_text_features(input_ids=classes))  # pyright: ignore[reportCallIssue]
+
+    def layer_tokens(self, side: str, index: int) -> Tensor:
+        """The tokens of one layer and side, (n, width)."""
+        if side == "text":
+            return self.text_tokens[index]
+        if self.coupling is not None:
+            return self.coupling[index](self.text_tokens[index])
+        assert self.image_tokens is not None
+        return self.image_tokens[index]
+
+    @contextmanager
+    def _acting(self) -> Iterator[None]:
+        self._active = True
+        try:
+            yield
+        finally:
+            self._active = False
+
+
+class _Insertion:
+    """The hooks of one layer. Bound methods, so that a deep copy of the prompts has hooks of its own."""
+
+    def __init__(self, prompts: TokenPrompts, index: int) -> None:
+        self.prompts, self.index = prompts, index
+
+    def text(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        prompts = self.prompts
+        if not prompts._active:
+            return None
+        states, n = args[0], prompts.tokens
+        new = prompts.layer_tokens("text", self.index)
+        if self.index == 0:
+            new = new + prompts.model.text_model.embeddings.position_embedding.weight[1 : n + 1]
+        return (torch.cat([states[:, :1], _for_each(new, states), states[:, n + 1 :]], dim=1), *args[1:])
+
+    def image(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        prompts = self.prompts
+        if not (prompts._active and prompts.has_image_tokens):
+            return None
+        states = args[0] if self.index == 0 else args[0][:, : -prompts.tokens]
+        new = _for_each(prompts.layer_tokens("image", self.index), states)
+        return (torch.cat([states, new], dim=1), *args[1:])
+
+
+def _for_each(tokens: Tensor, states: Tensor) -> Tensor:
+    """(n, d) -> (B, n, d) in the type of the states."""
+    return tokens.to(states.dtype).expand(len(states), -1, -1)

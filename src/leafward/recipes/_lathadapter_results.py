@@ -1,0 +1,224 @@
+"""What a few-shot run found: means over seeds with intervals, paired differences, and the page that shows them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leafward.engine.config import to_dict
+from leafward.errors import DataError, UsageError
+from leafward.report import Estimate, Number, Page, legend, line_with_band, new_figure
+from leafward.tasks.fewshot import FeatureSet, harmonic_mean, interval
+
+if TYPE_CHECKING:
+    from leafward.hierarchy import Taxonomy
+    from leafward.recipes.lathadapter import Config
+
+Row = dict[str, Any]
+HM = "harmonic mean"
+
+
+def read_taxonomy(path: Path | None, class_names: Iterable[str]) -> Taxonomy | None:
+    """The taxonomy of a file; every class must be a node of it."""
+    if path is None:
+        return None
+    from leafward.hierarchy import Taxonomy
+
+    readers = {".csv": Taxonomy.from_csv, ".json": Taxonomy.from_json, ".txt": Taxonomy.from_text}
+    if path.suffix not in readers:
+        raise UsageError(f"the name of taxonomy must end in {', '.join(readers)}, got {path.name!r}")
+    taxonomy = readers[path.suffix](path)
+    missing = sorted(set(class_names) - set(taxonomy.names))
+    if missing:
+        raise DataError(f"{path} lacks {len(missing)} of the classes, for example {missing[0]!r}")
+    return taxonomy
+
+
+def with_harmonic_means(rows: Sequence[Row]) -> list[Row]:
+    """The rows and, for each training that was scored on base and new, one with the harmonic mean of the two."""
+    found: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in rows:
+        found.setdefault((row["method"], row["shots"], row["seed"]), {})[row["test"]] = row
+    means = [
+        {**scores["base"], "test": HM, "hierarchy": None}
+        | {"accuracy": harmonic_mean(scores["base"]["accuracy"], scores["new"]["accuracy"])}
+        for scores in found.values()
+        if {"base", "new"} <= scores.keys()
+    ]
+    return [*rows, *means]
+
+
+def summarise(config: Config, data: FeatureSet, rows: Sequence[Row]) -> dict[str, Any]:
+    """The content of result.json: headline numbers, a table of means, paired differences, and every score."""
+    rows = with_harmonic_means(rows)
+    by_key: dict[tuple[str, int, str], dict[int, float]] = {}
+    for row in rows:
+        by_key.setdefault((row["method"], row["shots"], row["test"]), {})[row["seed"]] = row["accuracy"]
+    table = [
+        {"method": method, "shots": shots, "test": test, "accuracy": _mean(scores), "interval": _of_accuracy(scores)}
+        for (method, shots, test), scores in by_key.items()
+    ]
+    differences = []
+    for host in config.hosts:
+        ours = f"{host} + LatHAdapter"
+        for other, meaning in ((host, "over the host alone"), (f"{host} + Euclidean twin", "over the Euclidean twin")):
+            for (method, shots, test), scores in by_key.items():
+                against = by_key.get((other, shots, test))
+                if method != ours or against is None:
+                    continue
+                paired = {seed: scores[seed] - against[seed] for seed in scores}
+                differences.append(
+                    {
+                        "host": host,
+                        "gain": meaning,
+                        "shots": shots,
+                        "test": test,
+                        "difference": _mean(paired),
+                        "interval": _interval(paired),
+                    }
+                )
+    return {
+        "headline": [number.to_json() for number in _headline(config, by_key)],
+        "protocol": config.protocol,
+        "data": {"name": data.name, "images": len(data.images), "classes": len(data.texts)},
+        "table": table,
+        "differences": differences,
+        "scores": rows,
+        "notes": _notes(config, rows),
+    }
+
+
+def _headline(config: Config, by_key: dict[tuple[str, int, str], dict[int, float]]) -> list[Number]:
+    """The last number of shots; the harmonic mean where there is one, else every test."""
+    shots = config.shots[-1]
+    tests = list(dict.fromkeys(test for _, _, test in by_key))
+    numbers = []
+    for host in config.hosts or config.baselines:
+        for test in [HM] if HM in tests else tests:
+            label = f"{host} + LatHAdapter" if host in config.hosts else host
+            scores, twin = by_key[label, shots, test], by_key.get((f"{host} + Euclidean twin", shots, test))
+            alone = by_key[host, shots, test]
+            numbers.append(
+                Number(
+                    f"{label}: {test}",
+                    _mean(scores),
+                    interval=_of_accuracy(scores),
+                    twin=_mean(twin) if twin else None,
+                    twin_interval=_of_accuracy(twin) if twin else None,
+                    unit="%",
+                    better="higher",
+                    note=f"{shots} shots; {host} alone {_mean(alone):.2f}" if label != host else f"{shots} shots",
+                )
+            )
+    return numbers
+
+
+def _notes(config: Config, rows: Sequence[Row]) -> list[str]:
+    notes = []
+    if config.seeds < 2:
+        notes.append("One seed: there are no intervals.")
+    notes.append("Prompts act on cached features, as one step of attention to learned tokens, not inside the encoder.")
+    chosen = sorted({row["attributes"] for row in rows if row["attributes"] is not None})
+    if len(config.attributes) > 1:
+        notes.append(f"Numbers of attributes chosen on validation images: {', '.join(map(str, chosen))}.")
+    return notes
+
+
+def page(config: Config, data: FeatureSet, result: dict[str, Any], environment: dict[str, Any]) -> Page:
+    """The page of a run, not yet written."""
+    made = Page(
+        "Few-shot prompt learning with a latent hierarchy",
+        subtitle=f"{data.name}: {len(data.texts)} classes, {config.protocol}, "
+        f"{', '.join(map(str, config.shots))} shots, {config.seeds} seed{'s' * (config.seeds > 1)}",
+    )
+    for note in result["notes"]:
+        made.note(note)
+    made.headline([Number.from_json(number) for number in result["headline"]])
+    _accuracies(made, result["table"])
+    _differences(made, result["differences"])
+    _mistakes(made, result["scores"])
+    made.section("How it was run")
+    made.command(shlex.join(environment["argv"]))
+    made.details("Configuration", to_dict(config))
+    made.environment(environment)
+    return made
+
+
+def _accuracies(made: Page, table: Sequence[Row]) -> None:
+    made.section("Accuracy")
+    tests = list(dict.fromkeys(row["test"] for row in table))
+    shots = list(dict.fromkeys(row["shots"] for row in table))
+    cells = {(row["method"], row["shots"], row["test"]): row for row in table}
+    methods = list(dict.fromkeys(row["method"] for row in table))
+    for count in shots:
+        made.table(
+            ["method", *tests],
+            [[method, *(_estimate(cells[method, count, test]) for test in tests)] for method in methods],
+            f"Per cent, mean over seeds with its 95 % interval; {count} shots",
+        )
+    if len(shots) < 2:
+        return
+    for test in tests:
+        figure, axes = new_figure()
+        for method in methods:
+            line_with_band(axes, shots, [cells[method, count, test]["accuracy"] for count in shots], label=method)
+        axes.set(xlabel="shots", ylabel="accuracy, %", xscale="log", xticks=shots, xticklabels=shots)
+        legend(axes)
+        made.figure(figure, f"Accuracy on {test} against the number of shots")
+
+
+def _differences(made: Page, differences: Sequence[Row]) -> None:
+    if not differences:
+        return
+    made.section("What the hierarchy adds")
+    made.table(
+        ["host", "", "shots", "test", "points"],
+        [
+            [row["host"], row["gain"], row["shots"], row["test"], Estimate(row["difference"], row["interval"])]
+            for row in differences
+        ],
+        "LatHAdapter minus the other, paired by seed, with the 95 % interval of the mean",
+    )
+
+
+def _mistakes(made: Page, scores: Sequence[Row]) -> None:
+    rows = [row for row in scores if row.get("hierarchy")]
+    if not rows:
+        return
+    made.section("Mistakes in the taxonomy")
+    keys = list(dict.fromkeys((row["method"], row["shots"], row["test"]) for row in rows))
+    cells = []
+    for key in keys:
+        found = [row["hierarchy"] for row in rows if (row["method"], row["shots"], row["test"]) == key]
+        means = [_average([each[name] for each in found]) for name in ("mistake_severity", "lca_height", "f1")]
+        cells.append([*key, *means])
+    made.table(
+        ["method", "shots", "test", "mistake severity", "LCA height", "hierarchical F1"],
+        cells,
+        "Mean over seeds; severity is the height of the lowest common ancestor of a wrong answer and the truth",
+    )
+
+
+def _estimate(row: Row) -> Estimate:
+    return Estimate(row["accuracy"], row["interval"])
+
+
+def _mean(scores: dict[int, float]) -> float:
+    return sum(scores.values()) / len(scores)
+
+
+def _average(values: Sequence[float | None]) -> float | None:
+    present = [value for value in values if value is not None and value == value]
+    return sum(present) / len(present) if present else None
+
+
+def _interval(scores: dict[int, float]) -> tuple[float, float] | None:
+    return interval(list(scores.values()))
+
+
+def _of_accuracy(scores: dict[int, float]) -> tuple[float, float] | None:
+    """The interval of a mean accuracy, within 0 and 100 %."""
+    ends = _interval(scores)
+    return None if ends is None else (max(0.0, ends[0]), min(100.0, ends[1]))

@@ -1,0 +1,282 @@
+"""One training for each method and episode of a few-shot run, kept in a directory of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from leafward.adapters import LatentHierarchyConfig, attach
+from leafward.adapters.prompts import (
+    ClipAdapter,
+    Coop,
+    FeaturePrompts,
+    Host,
+    MaPLe,
+    PromptKD,
+    PromptSRC,
+    TipAdapter,
+    ZeroShot,
+)
+from leafward.engine import LoopConfig, Loss, OptimConfig, RunDirectory, fit, load_published, publish
+from leafward.engine.data import mix
+from leafward.errors import DataError
+from leafward.hierarchy import Taxonomy, metrics
+from leafward.recipes._devices import device_of
+from leafward.tasks.fewshot import Episode, Exam
+
+if TYPE_CHECKING:
+    from leafward.recipes.lathadapter import Config
+
+DEEPER = 2  # MaPLe's prompts are deep ones
+MODEL = "model"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A host or baseline, and the geometry of the latent hierarchy on top of it, if there is one."""
+
+    host: str
+    geometry: str | None = None
+    attributes: int | None = None
+
+    @property
+    def label(self) -> str:
+        top = {None: "", "lorentz": " + LatHAdapter", "euclidean": " + Euclidean twin"}
+        return self.host + top[self.geometry]
+
+
+def methods(config: Config) -> list[Method]:
+    """What a run trains, baselines first; the number of attributes is chosen in each training."""
+    found = [Method(name) for name in config.baselines]
+    for host in config.hosts:
+        found.append(Method(host))
+        found.append(Method(host, "lorentz"))
+        if config.twin:
+            found.append(Method(host, "euclidean"))
+    return found
+
+
+def train_all(
+    config: Config, episodes: Sequence[Episode], folder: Path, taxonomy: Taxonomy | None
+) -> list[dict[str, Any]]:
+    """Train and score every method on every episode: one row for each exam."""
+    return [
+        {
+            "method": method.label,
+            "host": method.host,
+            "geometry": method.geometry,
+            "attributes": trained.method.attributes,
+            "shots": episode.shots,
+            "seed": episode.seed,
+            "test": exam.name,
+            **score(trained, exam, taxonomy),
+        }
+        for episode in episodes
+        for method in methods(config)
+        for trained in [train(config, method, episode, folder)]
+        for exam in episode.exams
+    ]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A host after its training; `teacher` gives the classes of PromptKD their features."""
+
+    method: Method
+    host: Host
+    episode: Episode
+    teacher: Host | None = None
+
+    @torch.no_grad()
+    def logits(self, exam: Exam) -> Tensor:
+        """(rows, classes) of an exam."""
+        self.host.eval()
+        data, device = exam.data, self.host.classes.device
+        same = data is self.episode.data and torch.equal(exam.classes, self.episode.classes)
+        classes = None
+        if not same:
+            classes = class_inputs(self.method, data.texts, data.teacher_texts, exam.classes, self.teacher).to(device)
+        parts = [self.host(data.images[rows].to(device), classes=classes).logits for rows in exam.rows.split(4096)]
+        return torch.cat(parts).cpu()
+
+
+def class_inputs(
+    method: Method, texts: Tensor, teacher_texts: Tensor | None, classes: Tensor, teacher: Host | None
+) -> Tensor:
+    """What a host takes as its classes: text features, for PromptKD those of its teacher with the teacher's prompts."""
+    if method.host != "promptkd":
+        return texts[classes]
+    assert teacher is not None
+    own = texts if teacher_texts is None else teacher_texts
+    if own.shape[1] != teacher.classes.shape[1]:
+        raise DataError(
+            f"PromptKD's teacher has features of width {teacher.classes.shape[1]}, and the data set brings width "
+            f"{own.shape[1]}: its file needs teacher_text_features"
+        )
+    with torch.no_grad():
+        return teacher.text(own[classes].to(teacher.classes.device))
+
+
+def train(config: Config, method: Method, episode: Episode, folder: Path) -> Trained:
+    """Train a method on an episode, or take up what is there; of several numbers of attributes the best is kept."""
+    teacher = _teacher(config, episode, folder) if method.host == "promptkd" else None
+    if method.geometry is None:
+        return _train_one(config, method, episode, folder, teacher)
+    candidates = [
+        _train_one(config, Method(method.host, method.geometry, count), episode, folder, teacher)
+        for count in config.attributes
+    ]
+    if len(candidates) == 1:
+        return candidates[0]
+    if not len(episode.validation):
+        raise DataError(f"{episode.data.name} has no validation images to choose the number of attributes with")
+    exam = Exam("validation", episode.data, episode.classes, episode.validation)
+    return max(candidates, key=lambda trained: score(trained, exam, None)["accuracy"])
+
+
+def _teacher(config: Config, episode: Episode, folder: Path) -> Host:
+    """PromptSRC on the teacher's features, or on the same ones where the file has no others."""
+    data = episode.data
+    if data.teacher_images is None or data.teacher_texts is None:
+        return train(config, Method("promptsrc"), episode, folder).host
+    larger = replace(data, images=data.teacher_images, texts=data.teacher_texts)
+    return train(config, Method("promptsrc"), replace(episode, data=larger), folder / "teacher").host
+
+
+def _train_one(config: Config, method: Method, episode: Episode, folder: Path, teacher: Host | None) -> Trained:
+    device = device_of(config.device)
+    torch.manual_seed(mix(episode.seed, 7))  # the same beginning with and without a latent hierarchy
+    host = build(config, method, episode, teacher).to(device)
+    trained = Trained(method, host, episode, teacher)
+    images, labels = episode.data.images[episode.train].to(device), episode.targets(episode.train).to(device)
+    if isinstance(host, TipAdapter):
+        host.remember(images, labels)
+    if not any(parameter.requires_grad for parameter in host.parameters()):
+        return trained
+    place = folder / _name(method, episode)
+    if (place / MODEL).is_dir():
+        host.load_state_dict(load_published(place / MODEL)[1])
+    else:
+        lesson = _Lesson(images, labels, None if teacher is None else _teaching(teacher, episode))
+        _fit(config, trained, lesson, place)
+    return trained
+
+
+def _name(method: Method, episode: Episode) -> str:
+    words = f"{method.label} {episode.shots} shots seed {episode.seed}".replace(" + ", "-").replace(" ", "-")
+    return words if method.attributes is None else f"{words}-{method.attributes}-attributes"
+
+
+@torch.no_grad()
+def _teaching(teacher: Host, episode: Episode) -> Tensor:
+    """A teacher's features of the training images, with its prompts."""
+    data = episode.data
+    images = data.images if data.teacher_images is None else data.teacher_images
+    return teacher.eval().image(images[episode.train].to(teacher.classes.device))
+
+
+def _fit(config: Config, trained: Trained, lesson: _Lesson, place: Path) -> None:
+    count, episode, host = len(lesson.dataset), trained.episode, trained.host
+    steps = min(config.max_steps, config.epochs * max(count // config.batch, 1))
+    cell = asdict(trained.method) | {"shots": episode.shots, "seed": episode.seed, "steps": steps}
+    loop = LoopConfig(
+        steps=steps,
+        batch_size=min(config.batch, count),
+        seed=mix(episode.seed, 11) % 2**31,
+        log_every=max(steps // 10, 1),
+        checkpoint_every=steps,
+        keep_last=1,
+        device=config.device,
+    )
+    optim = OptimConfig(lr=config.lr, weight_decay=1e-4, warmup_steps=min(50, steps // 10))
+    host.prepare(steps)
+    run = RunDirectory.create(place, cell, resume=(place / "config.yaml").is_file())
+    fit(host, lesson, loop, optim, run)
+    host.finish()
+    publish(host, place / MODEL, cell)
+
+
+def build(config: Config, method: Method, episode: Episode, teacher: Host | None) -> Host:
+    """An untrained host for the classes of an episode, with its latent hierarchy."""
+    data = episode.data
+    classes = class_inputs(method, data.texts, data.teacher_texts, episode.classes, teacher).detach().cpu()
+    host = _host(config, method.host, classes, data.images.shape[1])
+    if method.geometry is not None:
+        assert method.attributes is not None
+        latent = LatentHierarchyConfig(
+            attributes=method.attributes,
+            geometry=method.geometry,  # pyright: ignore[reportArgumentType]
+            c=config.c,
+            refinement=config.refinement,
+            margin=config.margin,
+            neighbours=config.neighbours,
+            queue=config.queue,
+            normalise=config.normalise,
+            hierarchy_weight=config.hierarchy_weight,
+            seed=episode.seed,
+        )
+        attach(host, latent)
+    return host
+
+
+def _host(config: Config, name: str, classes: Tensor, width: int) -> Host:
+    tokens, depth, scale = config.tokens, config.depth, config.scale
+    if name == "zero-shot":
+        return ZeroShot(classes, scale)
+    if name == "clip-adapter":
+        return ClipAdapter(classes, scale)
+    if name == "tip-adapter":
+        return TipAdapter(classes, scale)
+    if name == "coop":
+        return Coop(FeaturePrompts(width, tokens, depth), classes, scale)
+    if name == "maple":
+        return MaPLe(FeaturePrompts(width, tokens, depth + DEEPER, "coupled"), classes, scale)
+    if name == "promptsrc":
+        return PromptSRC(FeaturePrompts(width, tokens, depth, "both"), classes, scale)
+    return PromptKD(FeaturePrompts(width, tokens, depth, "both"), classes, width, scale)
+
+
+class _Lesson:
+    """The shots in memory; a batch is a tensor of row numbers."""
+
+    # Some parameters of a host may rest: the text context of PromptKD's student.
+    unused_parameters = True
+
+    def __init__(self, images: Tensor, labels: Tensor, teaching: Tensor | None) -> None:
+        self.images, self.labels, self.teaching = images, labels, teaching
+
+    @property
+    def dataset(self) -> range:
+        return range(len(self.images))
+
+    def collate(self, rows: list[int]) -> Tensor:
+        return torch.tensor(rows)
+
+    def loss(self, model: nn.Module, batch: Tensor) -> Loss:
+        teaching = None if self.teaching is None else self.teaching[batch]
+        output = model(self.images[batch], self.labels[batch], teacher=teaching)
+        count = len(batch)
+        parts = {name: count * value.detach() for name, value in output.losses.items()}
+        return Loss(count * output.loss, count, parts)
+
+
+def score(trained: Trained, exam: Exam, taxonomy: Taxonomy | None) -> dict[str, Any]:
+    """Accuracy in percent and, with a taxonomy, what the mistakes are like."""
+    found = trained.logits(exam).argmax(dim=1)
+    result: dict[str, Any] = {"accuracy": 100.0 * float((found == exam.targets).double().mean())}
+    if taxonomy is not None:
+        names = [exam.data.class_names[number] for number in exam.classes.tolist()]
+        predicted = [names[place] for place in found.tolist()]
+        true = [names[place] for place in exam.targets.tolist()]
+        report = metrics.evaluate(taxonomy, predicted, true)
+        result["hierarchy"] = {
+            "mistake_severity": report.mistake_severity,
+            "lca_height": report.lca_height,
+            "f1": report.f1,
+        }
+    return result

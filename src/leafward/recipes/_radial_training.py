@@ -1,0 +1,206 @@
+"""The radial recipe's work: data, training, scores before and after, the trained model in its own layout."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from leafward.adapters.encoders import Encoder, load_encoder, make_trainable, merge_adapters
+from leafward.adapters.radial import RadialModel, radius
+from leafward.adapters.surface import trainable_parameters
+from leafward.engine import Cluster, LoopConfig, OptimConfig, RunDirectory, fit
+from leafward.errors import DataError
+from leafward.files import replacing
+from leafward.hierarchy import metrics
+from leafward.recipes._radial_suite import Suite, load_suite, root_vectors, score_suite
+from leafward.report import Number
+from leafward.tasks.captions import Captions, image_key, read_captions, without_images_of
+from leafward.tasks.radial import CaptionData, RadialTask
+
+if TYPE_CHECKING:
+    from leafward.recipes.radial import Config
+
+ROOTS = "roots.safetensors"
+#: name of a number -> what it is called on the page, and which way is better
+SHOWN = {
+    "tau": ("τ_d: radius against level", "higher"),
+    "precision": ("path precision", "higher"),
+    "recall": ("path recall", "higher"),
+    "hyperlex_all": ("HyperLex ρ", "higher"),
+    "retrieval_image_to_text@1": ("retrieval R@1", "higher"),
+}
+
+
+def train(config: Config, directory: RunDirectory, cluster: Cluster) -> dict[str, Any]:
+    """Train and score; returns what result.json holds."""
+    assert config.data is not None
+    encoder = load_encoder(config.model).to(cluster.device)
+    suite = load_suite(config.test, encoder, second=config.second, images=config.images, words=config.hyperlex)
+    learned, watched = split(captions_of(config), config.validation, config.seed)
+    before = score(suite, encoder, None, config)
+    data = CaptionData(learned, encoder)
+    if config.objective.root == "learned":
+        check_roots(suite, data)
+    torch.manual_seed(config.seed)  # low-rank updates start at random
+    model, task = prepare(config, encoder, data, watched)
+    trained, total = trainable_parameters(model)
+    done = fit(model, task, *loop_and_optim(config, len(data)), directory, cluster)
+    merge_adapters(encoder)
+    after = score(suite, encoder, learned_roots(model), config)
+    if cluster.main:
+        encoder.save_pretrained(directory.path / "model")
+        save_roots(model, directory.path / ROOTS)
+    return {
+        "headline": [number.to_json() for number in headline(before, after)],
+        "before": before,
+        "after": after,
+        "captions": {"learned": len(data), "validation": len(watched)},
+        "parameters": {"trained": trained, "all": total},
+        "validation": done.metrics,
+        "steps": done.step,
+    }
+
+
+def check_roots(suite: Suite, data: CaptionData) -> None:
+    """Refuse, before training, scores about a root that will not be learned."""
+    wanted = set(suite.candidates.roots if suite.candidates is not None else ()) | ({""} if suite.words else set())
+    missing = wanted - set(data.root_texts)
+    if missing:
+        raise DataError(f"the test needs the root {min(missing)!r}, but the captions learn only {data.root_texts}")
+
+
+def captions_of(config: Config) -> list[Captions]:
+    """The captions to learn from, without those of test images."""
+    assert config.data is not None
+    captions = read_captions(config.data)
+    if config.test is not None:
+        captions = without_images_of(captions, read_captions(config.test))
+    if not captions:
+        raise DataError(f"no caption of {config.data} is left after those of the test images")
+    return captions
+
+
+def split(captions: Sequence[Captions], share: float, seed: int) -> tuple[list[Captions], list[Captions]]:
+    """(to learn from, to watch), such that no image is in both; captions without an image stand for themselves."""
+    keys = [image_key(each.image) if each.image else f"row {i}" for i, each in enumerate(captions)]
+    distinct = sorted(set(keys))
+    chosen = np.random.default_rng(seed).permutation(len(distinct))[: round(share * len(distinct))]
+    held = {distinct[i] for i in chosen}
+    pairs = list(zip(captions, keys, strict=True))
+    learned = [each for each, key in pairs if key not in held]
+    if not learned:
+        raise DataError(f"validation {share} leaves no caption to learn from")
+    return learned, [each for each, key in pairs if key in held]
+
+
+def prepare(
+    config: Config, encoder: Encoder, data: CaptionData, watched: Sequence[Captions] = ()
+) -> tuple[RadialModel, RadialTask]:
+    """The model with what shall learn in it, and the task."""
+    unknown = {each.root for each in watched} - set(data.root_texts)
+    if config.objective.root == "learned" and unknown:
+        raise DataError(f"the root {min(unknown)!r} is in the validation captions alone, so it would not be learned")
+    make_trainable(encoder, config.train, rank=config.rank, block_size=config.block_size)
+    model = RadialModel(encoder, config.objective, data.root_texts)
+    evaluator = None if not watched else lambda trained: {"tau": chain_tau(watched, trained)}
+    return model, RadialTask(data, config.objective, evaluator)
+
+
+@torch.no_grad()
+def chain_tau(captions: Sequence[Captions], model: RadialModel) -> float:
+    """τ_d over caption chains of any length; where a tree branches, its edges count as chains of two."""
+    texts = list(dict.fromkeys(text for each in captions for text in each.texts))
+    roots = list(dict.fromkeys(each.root for each in captions))
+    place, which = {text: i for i, text in enumerate(texts)}, {text: i for i, text in enumerate(roots)}
+    vectors = model.encoder.encode_text(texts)
+    centres = root_vectors(model.encoder, roots, learned_roots(model))
+    rows, owners = [], []
+    for each in captions:
+        lines = [each.texts] if each.is_chain else [(each.texts[up], each.texts[down]) for up, down in each.edges()]
+        rows += [torch.tensor([place[text] for text in line]) for line in lines if len(line) > 1]
+        owners += [which[each.root]] * (len(rows) - len(owners))
+    padded = pad_sequence(rows, batch_first=True, padding_value=-1)
+    radii = radius(vectors[padded.to(vectors.device)], centres[torch.tensor(owners, device=centres.device)][:, None])
+    return metrics.radius_tau(radii.double().cpu().masked_fill(padded < 0, torch.nan))
+
+
+def loop_and_optim(config: Config, samples: int) -> tuple[LoopConfig, OptimConfig]:
+    steps = max(1, math.ceil(config.epochs * samples / config.batch_size))
+    loop = LoopConfig(
+        steps=steps,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        precision=config.precision,
+        eval_every=config.eval_every,
+        checkpoint_every=config.checkpoint_every,
+        keep_last=1,
+        workers=config.workers,
+        device=config.device,
+    )
+    optim = OptimConfig(
+        lr=config.lr,
+        betas=(0.9, 0.999),
+        weight_decay=config.weight_decay,
+        clip_norm=config.clip_norm,
+        schedule=config.schedule,
+        warmup_steps=round(config.warmup * steps),
+    )
+    return loop, optim
+
+
+def score(suite: Suite, encoder: Encoder, roots: dict[str, Tensor] | None, config: Config) -> dict[str, float]:
+    return score_suite(suite, encoder, roots, config.objective.geometry, config.objective.c)
+
+
+def learned_roots(model: RadialModel) -> dict[str, Tensor] | None:
+    """Learned roots by their text; None where the roots are texts."""
+    return None if model.free_roots is None else dict(zip(model.root_texts, model.roots(), strict=True))
+
+
+def save_roots(model: RadialModel, path: Path) -> None:
+    """Write learned roots; where there are none, those of a run that was replaced must not stay."""
+    from safetensors.torch import save_file
+
+    if model.free_roots is None:
+        path.unlink(missing_ok=True)
+    else:
+        with replacing(path) as temporary:
+            texts = json.dumps(model.root_texts, ensure_ascii=False)
+            save_file({"roots": model.roots().cpu().contiguous()}, temporary, metadata={"texts": texts})
+
+
+def load_roots(run: Path) -> dict[str, Tensor] | None:
+    """The learned roots of a run directory by their text; None where it has none."""
+    from safetensors import SafetensorError, safe_open
+
+    if not (run / ROOTS).is_file():
+        return None
+    try:
+        with safe_open(run / ROOTS, framework="pt") as file:
+            return dict(zip(json.loads(file.metadata()["texts"]), file.get_tensor("roots"), strict=True))
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise DataError(f"cannot read {run / ROOTS}: {error}") from error
+
+
+def headline(before: dict[str, float], after: dict[str, float]) -> list[Number]:
+    """The numbers that matter, with what they were before."""
+    return [
+        Number(label, after[name], better=better, note=f"before: {before[name]:.3f}")
+        for name, (label, better) in SHOWN.items()
+        if name in after
+    ]
+
+
+def with_twin(result: dict[str, Any], twin: dict[str, Any]) -> dict[str, Any]:
+    """The result with the twin's scores beside its own."""
+    numbers = zip(result["headline"], twin["headline"], strict=True)
+    headline = [own | {"twin": other["value"]} for own, other in numbers]
+    return result | {"headline": headline, "twin": twin["after"]}

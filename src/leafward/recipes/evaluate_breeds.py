@@ -1,0 +1,80 @@
+"""``leafward evaluate TARGET --task breeds``: classification at every level of the BREEDS tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+if TYPE_CHECKING:
+    import numpy as np
+    from rich.console import Console
+    from torch import Tensor
+
+    from leafward.adapters.encoders import Encoder
+    from leafward.tasks.breeds import Breeds
+
+SUMMARY = "BREEDS: images, or names of classes, assigned to the nodes of every level of its ImageNet tree."
+
+
+@dataclass(kw_only=True)
+class Args:
+    target: Annotated[str | None, tyro.conf.Positional] = None
+    """Model directory or name, open_clip:NAME, or a run directory; none with --features."""
+    tree: Path
+    """Folder with BREEDS' class_hierarchy.txt, node_names.txt and dataset_class_info.json."""
+    data: Path | None = None
+    """Images labelled by WordNet id: a folder of folders, or a .parquet file. None: the names of the classes are
+    classified, each among the nodes above it."""
+    label: str = "wnid"
+    """Column of the WordNet id in a .parquet file."""
+    split: str | None = None
+    """Part of the data: value of the column split, or folder of that name."""
+    templates: Path | None = None
+    """Prompts, one on each line, with {} for the name; default: "a photo of a {}."."""
+    features: Path | None = None
+    """Vectors in place of a model: image, text (one row for each node of the tree, in its order) and label, the number
+    of the node of each image's class."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute."""
+    out: Path | None = None
+    """A .json file for the result."""
+
+
+def run(args: Args, console: Console) -> dict[str, Any]:
+    from leafward.recipes._encoder_evaluation import one_source, open_target, show
+    from leafward.tasks.breeds import read_breeds, score
+    from leafward.tasks.features import read_features
+    from leafward.tasks.zeroshot import TEMPLATES, class_vectors, read_templates
+
+    one_source(args.target, args.features)
+    breeds = read_breeds(args.tree)
+    if args.features is not None:
+        found = read_features(args.features, ("image", "text", "label"))
+        scores = score(breeds, found["image"], found["label"].numpy(), found["text"])
+    else:
+        encoder = open_target(args.target, args.device).encoder
+        templates = TEMPLATES if args.templates is None else read_templates(args.templates)
+        nodes = class_vectors(encoder, breeds.words, templates)
+        queries, label = _queries(args, breeds, encoder, nodes)
+        scores = score(breeds, queries, label, nodes, with_leaf=args.data is not None)
+    return show(console, "breeds", scores, args.out)
+
+
+def _queries(args: Args, breeds: Breeds, encoder: Encoder, nodes: Tensor) -> tuple[Tensor, np.ndarray]:
+    """What is classified, and the node of its class; images of classes that the tree lacks are passed over."""
+    import torch
+
+    from leafward.errors import DataError
+    from leafward.tasks.zeroshot import labelled_images
+
+    if args.data is None:
+        leaves = breeds.tax.leaves
+        return nodes[torch.from_numpy(leaves)], leaves
+    images, labels = labelled_images(args.data, args.label, args.split)
+    pairs = [(image, name) for image, name in zip(images, labels, strict=True) if name in breeds.tax]
+    if not pairs:
+        raise DataError(f"no image of {args.data} is of a class of the tree; labels must be WordNet ids, n01440764")
+    return encoder.encode_image([image for image, _ in pairs]), breeds.tax.ids([name for _, name in pairs])

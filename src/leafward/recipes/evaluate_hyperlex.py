@@ -1,0 +1,51 @@
+"""``leafward evaluate TARGET --task hyperlex``: graded lexical entailment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SUMMARY = "HyperLex: Spearman's ρ of the angle about the root against people's ratings; all, nouns, verbs, splits."
+
+
+@dataclass(kw_only=True)
+class Args:
+    target: Annotated[str | None, tyro.conf.Positional] = None
+    """Model directory or name, open_clip:NAME, or a run directory; none with --features."""
+    data: Path
+    """HyperLex's archive: the .zip, its folder, or one of its .txt files."""
+    template: str = "{}"
+    """Prompt around each word; {} stands for the word."""
+    features: Path | None = None
+    """Vectors in place of a model: text, one row for each distinct word in order of appearance, and root."""
+    geometry: Literal["euclidean", "lorentz"] | None = None
+    """Space of the angles; None: that of the run, else euclidean."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute."""
+    out: Path | None = None
+    """A .json file for the result."""
+
+
+def run(args: Args, console: Console) -> dict[str, Any]:
+    from leafward.recipes._encoder_evaluation import one_source, open_target, show
+    from leafward.tasks.features import read_features
+    from leafward.tasks.hyperlex import read_hyperlex, score, words
+    from leafward.tasks.zeroshot import checked_templates
+
+    one_source(args.target, args.features)
+    (template,) = checked_templates([args.template], "template")
+    parts = read_hyperlex(args.data)
+    if args.features is not None:
+        found = read_features(args.features, ("text", "root"))
+        scores = score(parts, found["text"], found["root"].view(-1), args.geometry or "euclidean")
+    else:
+        opened = open_target(args.target, args.device)
+        text = opened.encoder.encode_text([template.format(word) for word in words(parts)])
+        scores = score(parts, text, opened.root([""])[0], args.geometry or opened.geometry, opened.c)
+    return show(console, "hyperlex", scores, args.out)

@@ -1,0 +1,44 @@
+"""``leafward evaluate RUN --task open-vocabulary --data FOLDER``: a trained segmenter on scenes with other classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SUMMARY = "mIoU of an open-vocabulary segmenter on scenes and classes that it was not trained on."
+
+
+@dataclass
+class Args:
+    target: Annotated[Path, tyro.conf.Positional]
+    """A finished run of leafward train segmenter."""
+    data: Path
+    """Scenes with masks; classes.txt names their classes."""
+    ignore: int | None = 255
+    """Number of mask pixels that do not count; 0 for ADE20K."""
+    most: int | None = None
+    """Score only so many held-out scenes."""
+    device: str = "auto"
+    """Where to compute: auto, cpu or cuda."""
+
+
+def run(args: Args, console: Console) -> dict[str, Any]:
+    from leafward.recipes._devices import device_of
+    from leafward.recipes._segmenter import open_run
+    from leafward.tasks.open_vocabulary import measure
+    from leafward.tasks.segmentation import load_scenes
+
+    scenes = load_scenes(args.data, args.ignore)
+    config, model = open_run(args.target)
+    scores = measure(model.to(device_of(args.device)), scenes, config.size, args.most)
+    console.print(
+        f"mIoU {100 * scores['miou']:.2f} %, pixel accuracy {100 * scores['pixel_accuracy']:.2f} % over "
+        f"{len(scenes.classes)} classes"
+    )
+    return {"run": str(args.target), "data": str(args.data), "classes": len(scenes.classes), **scores}

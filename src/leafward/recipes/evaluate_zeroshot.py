@@ -1,0 +1,83 @@
+"""``leafward evaluate TARGET --task zeroshot``: classes by their names in prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from torch import Tensor
+
+    from leafward.hierarchy import Taxonomy
+
+SUMMARY = "Zero-shot classification with prompt templates: top-1, top-5 and, with a taxonomy, the hierarchical metrics."
+
+
+@dataclass(kw_only=True)
+class Args:
+    target: Annotated[str | None, tyro.conf.Positional] = None
+    """Model directory or name, open_clip:NAME, or a run directory; none with --features."""
+    data: Path | None = None
+    """Folder with one folder of images for each class, or a .parquet file."""
+    label: str = "label"
+    """Column of the class in a .parquet file."""
+    split: str | None = None
+    """Part of the data: value of the column split, or folder of that name."""
+    templates: Path | None = None
+    """Prompts, one on each line, with {} for the class; default: "a photo of a {}."."""
+    classes: Path | None = None
+    """Names of the classes, one on each line, in the order of the features (with --features)."""
+    taxonomy: Path | None = None
+    """Taxonomy whose leaves are the classes: .csv, .json or .txt."""
+    features: Path | None = None
+    """Vectors in place of a model: image, text (one row for each class) and label, the number of the class."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute."""
+    out: Path | None = None
+    """A .json file for the result."""
+
+
+def run(args: Args, console: Console) -> dict[str, Any]:
+    from leafward.errors import DataError, UsageError
+    from leafward.hierarchy import Taxonomy
+    from leafward.recipes._encoder_evaluation import one_source, show
+    from leafward.tasks.features import read_features
+    from leafward.tasks.zeroshot import score
+
+    one_source(args.target, args.features)
+    tax: Taxonomy | None = Taxonomy.load(args.taxonomy) if args.taxonomy is not None else None
+    if args.features is not None:
+        found = read_features(args.features, ("image", "text", "label"))
+        image, text, label, names = found["image"], found["text"], found["label"], None
+        if tax is not None:
+            if args.classes is None:
+                raise UsageError("--taxonomy with --features needs --classes, the names of the rows of text")
+            names = args.classes.read_text(encoding="utf-8").split("\n")
+            names = [name.strip() for name in names if name.strip()]
+            if len(names) != len(text):
+                raise DataError(f"{args.classes} names {len(names)} classes, but there are {len(text)} rows of text")
+    else:
+        image, text, label, names = _by_model(args)
+    return show(console, "zeroshot", score(image, text, label, names, tax), args.out)
+
+
+def _by_model(args: Args) -> tuple[Tensor, Tensor, Tensor, list[str]]:
+    import torch
+
+    from leafward.errors import UsageError
+    from leafward.recipes._encoder_evaluation import open_target
+    from leafward.tasks.zeroshot import TEMPLATES, class_vectors, labelled_images, read_templates
+
+    if args.data is None:
+        raise UsageError("--data must name the labelled images")
+    templates = TEMPLATES if args.templates is None else read_templates(args.templates)
+    images, labels = labelled_images(args.data, args.label, args.split)
+    encoder = open_target(args.target, args.device).encoder
+    names = sorted(set(labels))
+    number = {name: i for i, name in enumerate(names)}
+    label = torch.tensor([number[name] for name in labels])
+    return encoder.encode_image(images), class_vectors(encoder, names, templates), label, names

@@ -1,0 +1,136 @@
+"""HyperCLIP's block-diagonal adapter on a folder of labelled images, beside LoRA, OFT, attention-only and full
+fine-tuning under the same budget, with the radius of the features before and after.
+
+    leafward train hyperclip --images photos --model openai/clip-vit-base-patch16 --compare
+    leafward export runs/hyperclip-quick --to adapted --merged
+
+The loss is the cross-entropy of the images over the class texts; the score may be the cosine of the paper, the Lorentz
+distance, or the cosine with a radius term (see `leafward.adapters.scores`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from leafward.errors import UsageError
+
+SUMMARY = (
+    "Block-diagonal adapters in a CLIP model, on labelled images; beside LoRA, OFT and fine-tuning with --compare."
+)
+MAY_CHANGE = ("device", "workers")
+"""Fields that a resumed run may change."""
+
+MethodName = Literal["block-scale", "orthogonal", "lora", "attention", "full", "frozen"]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Data, model, adapter and training."""
+
+    images: Path | None = None
+    """A folder of class folders, or one with a split_zhou_*.json (see leafward data features)."""
+    model: str | None = None
+    """A directory or hub name of CLIP or SigLIP, or open_clip:NAME@WEIGHTS."""
+    method: MethodName = "block-scale"
+    """What is trained; orthogonal is OFT, attention trains q, k and v themselves, frozen nothing."""
+    compare: bool = False
+    """Train every method under the same budget."""
+    block_size: int = 128
+    """Width of the blocks."""
+    constraint: Literal["free", "diagonal", "orthogonal", "orthogonal_diagonal"] = "free"
+    """Constraint on the blocks of block-scale."""
+    encoder: Literal["both", "image", "text"] = "both"
+    """Which encoder is adapted."""
+    rank: int | None = None
+    """Rank of LoRA; None: the one with about as many parameters as the blocks."""
+    score: Literal["cosine", "lorentz", "cosine+radius"] = "cosine"
+    """How images and texts are compared: the paper's cosine, or an extension in which the radius counts."""
+    twin: bool = False
+    """Train also with the cosine, where score is another: the twin without hyperbolic geometry."""
+    c: float = 0.1
+    """Curvature −c of the Lorentz score."""
+    radius_weight: float = 0.1
+    """Weight of the radius term."""
+    scale: float = 100.0
+    """1/τ of the logits."""
+    template: str = "a photo of a {}."
+    """The text of a class; {} is its name."""
+    shots: int | None = None
+    """Training images for each class; None: all of the training part."""
+    steps: int = 200
+    """Training steps."""
+    batch: int = 32
+    """Images of a batch."""
+    lr: float = 1e-4
+    """Peak learning rate of adapters; attention and full have a tenth of it."""
+    weight_decay: float = 1e-4
+    """Weight decay; of an adapter it pulls to the identity."""
+    seed: int = 0
+    """Seed of shots, data order and beginnings."""
+    workers: int = 0
+    """Processes that load images."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train."""
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "steps", "batch"):
+            _need(getattr(self, name) >= 1, name, "an integer ≥ 1", getattr(self, name))
+        for name in ("seed", "workers"):
+            _need(getattr(self, name) >= 0, name, "an integer ≥ 0", getattr(self, name))
+        for name in ("rank", "shots"):
+            value = getattr(self, name)
+            _need(value is None or value >= 1, name, "an integer ≥ 1, or None", value)
+        for name in ("lr", "scale", "c"):
+            value = getattr(self, name)
+            _need(math.isfinite(value) and value > 0, name, "a positive number", value)
+        for name in ("weight_decay", "radius_weight"):
+            value = getattr(self, name)
+            _need(math.isfinite(value) and value >= 0, name, "a number ≥ 0", value)
+        _need("{}" in self.template, "template", "a text with {} for the class name", self.template)
+
+
+def _need(condition: bool, name: str, allowed: str, value: object) -> None:
+    if not condition:
+        raise UsageError(f"{name} must be {allowed}, got {value!r}")
+
+
+def quick() -> Config:
+    """16 shots, 200 steps."""
+    return Config(shots=16)
+
+
+def full_data() -> Config:
+    """All training images, 2,000 steps."""
+    return Config(steps=2000)
+
+
+PRESETS: dict[str, Callable[[], Config]] = {"quick": quick, "full-data": full_data}
+
+
+def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:
+    """Train one method, or all of them, in the run directory `out`; the adapter goes to `out`/adapter.
+
+    Methods that are done are kept: a run that was stopped continues with `resume`.
+    """
+    from leafward.engine import RunDirectory
+    from leafward.recipes import _hyperclip_training as training
+    from leafward.recipes._hyperclip_report import page, summarise
+
+    if config.images is None or config.model is None:
+        missing = "images" if config.images is None else "model"
+        raise UsageError(f"{missing} is missing: the recipe needs --images FOLDER and --model NAME")
+    data = training.read(config)
+    directory = RunDirectory.create(
+        out, config, resume=resume, overwrite=overwrite, may_change=MAY_CHANGE, recipe="hyperclip"
+    )
+    rows = [training.train(config, each, data, directory) for each in training.methods(config)]
+    result = summarise(config, data, rows)
+    directory.finish(result)
+    environment = json.loads((directory.path / "env.json").read_text(encoding="utf-8"))
+    page(config, result, environment).write(directory.report)
+    return result

@@ -1,0 +1,177 @@
+"""The HyperCLIP recipe on coloured squares with a tiny random CLIP."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binomtest
+
+from leafward.adapters import adapters, attach, from_pretrained, load_encoder, merge, save_pretrained
+from leafward.adapters.low_rank import LowRankConfig
+from leafward.cli import main
+from leafward.errors import UsageError
+from leafward.recipes import _hyperclip_training as training
+from leafward.recipes import hyperclip
+from leafward.recipes._hyperclip_report import wilson
+from leafward.recipes.hyperclip import Config
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "adapters"))
+from radial_toys import make
+
+COLOURS = {"dog": (230, 40, 40), "car": (40, 230, 40), "pizza": (40, 40, 230)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny CLIP and noisy squares of one colour for each class."""
+    from PIL import Image
+
+    root = tmp_path_factory.mktemp("hyperclip")
+    rng = np.random.default_rng(0)
+    for name, colour in COLOURS.items():
+        (root / "images" / name).mkdir(parents=True)
+        for number in range(20):
+            pixels = np.clip(np.array(colour) + rng.normal(0, 40, (16, 16, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(root / "images" / name / f"{number}.png")
+    make("clip", root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def config(folder: Path) -> Config:
+    return Config(
+        images=folder / "images", model=str(folder / "clip"), block_size=8, steps=25, batch=12, lr=3e-2, scale=20.0
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(config: Config, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("runs") / "run"
+    return out, hyperclip.run(replace(config, compare=True), out)
+
+
+def test_every_method_is_trained_under_the_same_budget(finished: tuple[Path, dict[str, Any]]) -> None:
+    _, result = finished
+    rows = {row["method"]: row for row in result["methods"]}
+    assert list(rows) == list(training.COMPARED)
+    assert len({row["accuracy_before"] for row in rows.values()}) == 1  # adapters begin as the identity
+    assert rows["frozen"]["trainable"] == 0
+    assert rows["frozen"]["accuracy"] == rows["frozen"]["accuracy_before"]
+    blocks = 2 * 2 * 3 * 4 * 8 * 8  # encoders, layers, projections, blocks
+    assert rows["block-scale"]["trainable"] == blocks
+    assert abs(rows["lora"]["trainable"] - blocks) <= 0.35 * blocks
+    assert rows["attention"]["trainable"] == 2 * 2 * 3 * 32 * 32
+    for name in ("block-scale", "lora"):
+        assert rows[name]["accuracy"] > rows[name]["accuracy_before"] + 20
+
+
+def test_the_radius_is_reported_and_the_cosine_is_blind_to_it(finished: tuple[Path, dict[str, Any]]) -> None:
+    out, result = finished
+    for row in result["methods"]:
+        assert len({point["accuracy"] for point in row["sweep"]["cosine"]}) == 1
+        for side in ("image", "text"):
+            before, after = row["radius"][side]["before"], row["radius"][side]["after"]
+            assert before["mean"] > 0
+            assert (before["mean"] == after["mean"]) == (row["method"] == "frozen")
+    page = (out / "report.html").read_text()
+    assert "Hyperbolic radius of the features" in page
+    assert "orthogonal" in page
+
+
+def test_the_adapter_of_a_run_is_exported_merged(
+    finished: tuple[Path, dict[str, Any]], config: Config, tmp_path: Path
+) -> None:
+    out, result = finished
+    assert main(["export", str(out), "--to", str(tmp_path / "merged"), "--merged"]) == 0
+    merged = load_encoder(tmp_path / "merged")
+    data = training.read(config)
+    method = training.Method("frozen", "cosine")
+    dual = training.Dual(merged, config, method, data.names)
+    image, text = training._Images(merged, data).features(dual, data.test, 16)
+    accuracy = 100 * float((dual.logits(image, text).argmax(dim=1) == data.labels[data.test]).double().mean())
+    expected = next(row for row in result["methods"] if row["method"] == "block-scale")
+    assert accuracy == pytest.approx(expected["accuracy"])
+
+
+def test_a_hyperbolic_score_with_its_twin(config: Config, tmp_path: Path) -> None:
+    result = hyperclip.run(replace(config, score="lorentz", twin=True, steps=3), tmp_path / "run")
+    assert [row["method"] for row in result["methods"]] == ["block-scale, lorentz", "block-scale"]
+    assert len({row["trainable"] for row in result["methods"]}) == 1
+    (number,) = result["headline"]
+    assert number["twin"] is not None
+
+
+def test_a_stopped_run_keeps_what_is_done(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    several = replace(config, compare=True, steps=2)
+    monkeypatch.setattr(training, "COMPARED", ("frozen", "block-scale", "lora"))
+    fit, count = training.fit, []
+
+    def stop(*arguments: Any) -> Any:
+        count.append(1)
+        if len(count) == 2:
+            raise KeyboardInterrupt
+        return fit(*arguments)
+
+    monkeypatch.setattr(training, "fit", stop)
+    with pytest.raises(KeyboardInterrupt):
+        hyperclip.run(several, tmp_path / "run")
+    result = hyperclip.run(several, tmp_path / "run", resume=True)
+    assert len(count) == 3
+    assert [row["method"] for row in result["methods"]] == ["frozen", "block-scale", "lora"]
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["data"] == result["data"]
+
+
+def test_low_rank_round_trip(folder: Path, tmp_path: Path) -> None:
+    encoder = load_encoder(folder / "clip")
+    before = encoder.encode_text(["a small dog"])
+    attach(encoder.model, LowRankConfig(rank=3, alpha=6.0))
+    torch.testing.assert_close(encoder.encode_text(["a small dog"]), before, rtol=0, atol=0)
+    with torch.no_grad():
+        for parameter in adapters(encoder.model)["default"].parameters():
+            parameter.copy_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    adapted = encoder.encode_text(["a small dog"])
+    assert (adapted - before).abs().max() > 1e-3
+    save_pretrained(encoder.model, tmp_path)
+    fresh = load_encoder(folder / "clip")
+    weight = fresh.model.text_model.encoder.layers[0].self_attn.q_proj.weight.detach().double()
+    merge(from_pretrained(fresh.model, tmp_path))
+    torch.testing.assert_close(fresh.encode_text(["a small dog"]), adapted, rtol=1e-5, atol=1e-6)
+    held = adapters(encoder.model)["default"]
+    key = "text_model/encoder/layers/0/self_attn/q_proj"
+    expected = weight + 2.0 * held.b[key].double() @ held.a[key].double()  # pyright: ignore
+    found = fresh.model.text_model.encoder.layers[0].self_attn.q_proj.weight
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+    for options in ({"rank": 0}, {"alpha": 0.0}):
+        with pytest.raises(UsageError, match=f"{next(iter(options))} must be"):
+            LowRankConfig(**options)  # pyright: ignore[reportArgumentType]
+
+
+def test_wilson_against_scipy() -> None:
+    for right, count in ((0, 10), (7, 10), (10, 10), (333, 1000)):
+        expected = binomtest(right, count).proportion_ci(0.95, method="wilson")
+        found = wilson(100.0 * right / count, count)
+        assert found == pytest.approx((100 * expected.low, 100 * expected.high), abs=0.01)
+
+
+def test_refusals(config: Config, folder: Path, tmp_path: Path) -> None:
+    for missing in ("images", "model"):
+        with pytest.raises(UsageError, match=f"{missing} is missing"):
+            hyperclip.run(replace(config, **{missing: None}), tmp_path / "run")
+    for options, message in [
+        ({"block_size": 0}, "block_size must be"),
+        ({"template": "a photo"}, "template must be a text with {}"),
+        ({"rank": 0}, "rank must be"),
+        ({"lr": -1.0}, "lr must be"),
+        ({"weight_decay": -1.0}, "weight_decay must be"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            Config(**options)
+    with pytest.raises(UsageError, match="has no image side"):
+        hyperclip.run(replace(config, model=str(make("sentence", tmp_path))), tmp_path / "run")

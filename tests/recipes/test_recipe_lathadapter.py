@@ -1,0 +1,216 @@
+"""The LatHAdapter recipe from end to end on small synthetic features."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from leafward.errors import DataError, UsageError
+from leafward.recipes import _lathadapter_training as training
+from leafward.recipes import lathadapter
+from leafward.recipes.lathadapter import Config
+from leafward.report import read_run
+from leafward.tasks.fewshot import FeatureSet, episodes, read_features, seeded_split, write_features
+
+CLASSES, WIDTH = 8, 16
+
+
+def synthetic(seed: int = 0, noise: float = 1.2, teacher: bool = False) -> FeatureSet:
+    """Images around class features that their texts know but roughly: there is something to learn."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = 3.0 * torch.randn(CLASSES, WIDTH, generator=generator)
+    labels = torch.arange(CLASSES * 40) % CLASSES
+    images = centres[labels] + noise * 3.0 * torch.randn(len(labels), WIDTH, generator=generator)
+    texts = centres + 3.0 * torch.randn(CLASSES, WIDTH, generator=generator)
+    larger = (torch.cat([images, images[:, :4]], dim=1), torch.cat([centres, centres[:, :4]], dim=1)) if teacher else ()
+    names = tuple(f"class {number}" for number in range(CLASSES))
+    return FeatureSet("toy", images, labels, texts, names, seeded_split(labels), *larger)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("features") / "toy.npz"
+    write_features(path, synthetic())
+    return path
+
+
+@pytest.fixture(scope="module")
+def small(file: Path) -> Config:
+    return Config(features=file, hosts=("coop",), seeds=2, shots=(8,), max_steps=40, attributes=(6,), queue=32)
+
+
+@pytest.fixture(scope="module")
+def finished(small: Config, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    taxonomy = tmp_path_factory.mktemp("taxonomy") / "tree.csv"
+    rows = [f"class {number},{'even' if number % 2 == 0 else 'odd'}" for number in range(CLASSES)]
+    taxonomy.write_text("\n".join([*rows, "even,root", "odd,root"]))
+    out = tmp_path_factory.mktemp("run") / "run"
+    return out, lathadapter.run(replace(small, taxonomy=taxonomy), out)
+
+
+METHODS = ["zero-shot", "clip-adapter", "tip-adapter", "coop", "coop + LatHAdapter", "coop + Euclidean twin"]
+
+
+def test_base_to_new_scores_every_method(finished: tuple[Path, dict[str, Any]]) -> None:
+    _, result = finished
+    cells = {(row["method"], row["test"]): row for row in result["table"]}
+    assert set(cells) == {(method, test) for method in METHODS for test in ("base", "new", "harmonic mean")}
+    for row in result["scores"]:
+        assert 0 <= row["accuracy"] <= 100
+        if row["test"] != "harmonic mean":
+            assert row["hierarchy"]["lca_height"] >= 0
+    # Trained methods know the base classes better than zero-shot; the baseline without training is exact.
+    assert cells["coop", "base"]["accuracy"] > cells["zero-shot", "base"]["accuracy"]
+    assert cells["zero-shot", "new"]["interval"][0] == cells["zero-shot", "new"]["accuracy"]  # no seed changes it
+    assert cells["tip-adapter", "new"]["accuracy"] == pytest.approx(cells["zero-shot", "new"]["accuracy"])
+
+
+def test_zero_shot_is_what_the_features_say(finished: tuple[Path, dict[str, Any]], file: Path) -> None:
+    _, result = finished
+    data = read_features(file)
+    _, new = episodes("base-to-new", data, [], [1], [0])[0].exams
+    cosine = (
+        torch.nn.functional.normalize(data.images[new.rows], dim=1)
+        @ torch.nn.functional.normalize(data.texts[new.classes], dim=1).mT
+    )
+    expected = 100 * float((cosine.argmax(dim=1) == new.targets).double().mean())
+    found = next(row for row in result["table"] if (row["method"], row["test"]) == ("zero-shot", "new"))
+    assert found["accuracy"] == pytest.approx(expected)
+
+
+def test_differences_are_paired_by_seed(finished: tuple[Path, dict[str, Any]]) -> None:
+    _, result = finished
+    by = {(row["method"], row["seed"], row["test"]): row["accuracy"] for row in result["scores"]}
+    gains = [by["coop + LatHAdapter", seed, "base"] - by["coop", seed, "base"] for seed in (0, 1)]
+    found = next(row for row in result["differences"] if row["gain"] == "over the host alone" and row["test"] == "base")
+    assert found["difference"] == pytest.approx(sum(gains) / 2)
+    assert {row["gain"] for row in result["differences"]} == {"over the host alone", "over the Euclidean twin"}
+
+
+def test_the_run_directory(finished: tuple[Path, dict[str, Any]], small: Config) -> None:
+    out, result = finished
+    assert json.loads((out / "result.json").read_text())["headline"] == json.loads(json.dumps(result["headline"]))
+    page = (out / "report.html").read_text()
+    for text in ("What the hierarchy adds", "Mistakes in the taxonomy", "coop + Euclidean twin"):
+        assert text in page
+    assert read_run(out).headline[0].twin is not None
+    with pytest.raises(UsageError, match="finished run"):
+        lathadapter.run(small, out)
+
+
+def test_the_twin_begins_alike_and_sees_the_same_shots(small: Config, file: Path) -> None:
+    episode = episodes("few-shot", read_features(file), [], [4], [0])[0]
+    states = []
+    for geometry in (None, "lorentz", "euclidean"):
+        torch.manual_seed(0)
+        method = training.Method("promptsrc", geometry, 6 if geometry else None)
+        states.append(training.build(small, method, episode, None).state_dict())
+    assert states[1].keys() == states[2].keys()
+    for name, value in states[1].items():
+        torch.testing.assert_close(states[2][name], value)
+        if name in states[0]:
+            torch.testing.assert_close(states[0][name], value)
+
+
+def test_a_stopped_run_goes_on_where_it_was(small: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(small, baselines=(), seeds=1)
+    whole = lathadapter.run(config, tmp_path / "whole")
+    trained = []
+    train_one = training._train_one
+
+    def stop(config, method, *rest):
+        if method.geometry == "euclidean":
+            raise KeyboardInterrupt
+        return train_one(config, method, *rest)
+
+    monkeypatch.setattr(training, "_train_one", stop)
+    with pytest.raises(KeyboardInterrupt):
+        lathadapter.run(config, tmp_path / "parts")
+    monkeypatch.setattr(training, "_train_one", train_one)
+    fit = training.fit
+    monkeypatch.setattr(training, "fit", lambda host, *rest: (trained.append(1), fit(host, *rest)))
+    again = lathadapter.run(config, tmp_path / "parts", resume=True)
+    assert len(trained) == 1  # only the twin was missing
+    assert [row["accuracy"] for row in again["scores"]] == [row["accuracy"] for row in whole["scores"]]
+
+
+def test_promptkd_with_a_larger_teacher(tmp_path: Path) -> None:
+    write_features(tmp_path / "two.safetensors", synthetic(teacher=True))
+    config = Config(
+        features=tmp_path / "two.safetensors",
+        hosts=("promptkd",),
+        baselines=("zero-shot",),
+        seeds=1,
+        shots=(8,),
+        max_steps=30,
+        attributes=(6,),
+        twin=False,
+    )
+    result = lathadapter.run(config, tmp_path / "run")
+    assert {row["method"] for row in result["scores"]} == {"zero-shot", "promptkd", "promptkd + LatHAdapter"}
+    assert (tmp_path / "run" / "checkpoints" / "cells" / "teacher").is_dir()
+
+
+def test_the_number_of_attributes_is_chosen_on_validation(small: Config, tmp_path: Path) -> None:
+    config = replace(small, attributes=(4, 8), baselines=(), seeds=1, twin=False, protocol="few-shot")
+    result = lathadapter.run(config, tmp_path / "run")
+    chosen = {row["attributes"] for row in result["scores"] if row["geometry"]}
+    assert len(chosen) == 1
+    assert chosen <= {4, 8}
+    assert any("chosen on validation" in note for note in result["notes"])
+
+
+def test_other_data_sets(small: Config, tmp_path: Path) -> None:
+    write_features(tmp_path / "far.npz", replace(synthetic(seed=1), name="far"))
+    config = replace(
+        small, protocol="cross-dataset", targets=(tmp_path / "far.npz",), hosts=("maple",), baselines=(), seeds=1
+    )
+    result = lathadapter.run(config, tmp_path / "run")
+    assert {row["test"] for row in result["scores"]} == {"toy", "far"}
+
+
+def test_refusals(small: Config, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="features is missing"):
+        lathadapter.run(Config(), tmp_path / "run")
+    for options, message in [
+        ({"shots": ()}, "shots must be different integers ≥ 1"),
+        ({"attributes": (1,)}, "attributes must be different integers ≥ 2"),
+        ({"lr": 0.0}, "lr must be a positive number"),
+        ({"seeds": 0}, "seeds must be an integer ≥ 1"),
+        ({"hosts": (), "baselines": ()}, "hosts must be at least one"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            Config(**options)
+    taxonomy = tmp_path / "tree.csv"
+    taxonomy.write_text("class 0,root\n")
+    with pytest.raises(DataError, match="lacks 7 of the classes, for example 'class 1'"):
+        lathadapter.run(replace(small, taxonomy=taxonomy), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", lathadapter.PRESETS)
+def test_presets_are_configurations(name: str) -> None:
+    assert isinstance(lathadapter.PRESETS[name](), Config)
+
+
+def test_a_target_without_the_teachers_features_is_refused(tmp_path: Path) -> None:
+    write_features(tmp_path / "two.npz", synthetic(teacher=True))
+    write_features(tmp_path / "far.npz", replace(synthetic(seed=1), name="far"))
+    config = Config(
+        features=tmp_path / "two.npz",
+        targets=(tmp_path / "far.npz",),
+        protocol="cross-dataset",
+        hosts=("promptkd",),
+        baselines=(),
+        seeds=1,
+        max_steps=2,
+        attributes=(4,),
+        twin=False,
+    )
+    with pytest.raises(DataError, match="needs teacher_text_features"):
+        lathadapter.run(config, tmp_path / "run")

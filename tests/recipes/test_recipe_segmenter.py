@@ -1,0 +1,109 @@
+"""The segmentation recipe on two-coloured scenes with a tiny random CLIP: train, evaluate, explain."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from leafward.cli import main
+from leafward.errors import UsageError
+from leafward.recipes import segmenter
+from leafward.recipes.explain_segmenter import overlay, palette
+from leafward.recipes.segmenter import Config
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "adapters"))
+from radial_toys import make
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Scenes of two halves, red dog and blue car, with a strip that does not count; and a tiny CLIP."""
+    from PIL import Image
+
+    root = tmp_path_factory.mktemp("segmenter")
+    rng = np.random.default_rng(0)
+    for name in ("images", "masks"):
+        (root / "scenes" / name).mkdir(parents=True)
+    for number in range(12):
+        mask = np.zeros((32, 32), np.uint8)
+        edge = int(rng.integers(8, 24))
+        mask[:, edge:] = 1
+        mask = mask.T.copy() if number % 2 else mask
+        colours = np.array([[220, 30, 30], [30, 30, 220]])[mask]
+        image = np.clip(colours + rng.normal(0, 20, (32, 32, 3)), 0, 255).astype(np.uint8)
+        mask[:2] = 255
+        Image.fromarray(image).save(root / "scenes" / "images" / f"{number}.png")
+        Image.fromarray(mask).save(root / "scenes" / "masks" / f"{number}.png")
+    (root / "scenes" / "classes.txt").write_text("dog\ncar\n")
+    make("clip", root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Path:
+    config = Config(
+        data=folder / "scenes",
+        model=str(folder / "clip"),
+        block_size=8,
+        size=32,
+        channels=16,
+        window=2,
+        steps=60,
+        lr=5e-3,
+    )
+    result = segmenter.run(config, folder / "run")
+    assert result["metrics"]["miou"] > 0.6
+    return folder / "run"
+
+
+def test_a_run_keeps_what_was_learned(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = json.loads((run / "result.json").read_text())
+    assert (run / "adapter" / "adapter_config.json").is_file()
+    assert (run / "decoder" / "model.safetensors").is_file()
+    assert "Open-vocabulary segmentation" in (run / "report.html").read_text()
+    # The same scenes, scored again from the files.
+    assert main(["evaluate", str(run), "--data", str(run.parent / "scenes"), "--json"]) == 0
+    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert again["miou"] == pytest.approx(result["metrics"]["miou"], abs=1e-6)
+
+
+def test_explain_draws_any_words(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from PIL import Image
+
+    photo = run.parent / "scenes" / "images" / "0.png"
+    words = ["--words", "dog", "car", "pizza", "--out", str(tmp_path), "--json"]
+    assert main(["explain", str(run), str(photo), *words]) == 0
+    (drawn,) = json.loads(capsys.readouterr().out.splitlines()[-1])["images"]
+    assert sum(drawn["shares"].values()) == pytest.approx(1.0)
+    with Image.open(drawn["picture"]) as picture:
+        assert picture.size == (32, 32)
+    assert "pizza" in (tmp_path / "index.html").read_text()
+    assert main(["explain", str(run), str(photo), "--out", str(tmp_path)]) == 2
+    assert "give at least one photo and --words" in capsys.readouterr().err
+
+
+def test_overlay_leaves_the_background_alone() -> None:
+    image = np.full((2, 2, 3), 100, np.uint8)
+    drawn = overlay(image, np.array([[0, -1], [1, 1]]), 2)
+    np.testing.assert_array_equal(drawn[0, 1], [100, 100, 100])
+    np.testing.assert_array_equal(drawn[0, 0], (100 + palette(2)[0].astype(int)) // 2)
+
+
+def test_refusals(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="data is missing"):
+        segmenter.run(Config(), tmp_path / "run")
+    given = {"data": folder / "scenes", "model": str(folder / "clip")}
+    with pytest.raises(UsageError, match="size must be a multiple of the model's patch size 8, got 20"):
+        segmenter.run(Config(**given, size=20), tmp_path / "run")
+    for options, message in [
+        ({"channels": 20}, "channels must be a multiple of 16"),
+        ({"steps": 0}, "steps must be"),
+        ({"lr": 0.0}, "lr must be"),
+        ({"most_scored": 0}, "most_scored must be"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            Config(**options)
