@@ -32,6 +32,12 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     return "allowed: " + (", ".join(allowed[:MOST_NAMES]) or "nothing") + more
 
 
+def need(condition: bool, name: str, allowed: str, value: object) -> None:
+    """Refuse the argument `name` unless the condition holds, saying what is allowed and what came."""
+    if not condition:
+        raise UsageError(f"{name} must be {allowed}, got {value!r}")
+
+
 def require(module: str, extra: str) -> ModuleType:
     """Import an optional package, or say which extra brings it."""
     try:

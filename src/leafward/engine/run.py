@@ -20,7 +20,7 @@ from leafward.files import finite, replacing, write_json
 CONFIG, ENV, METRICS, RESULT, REPORT = "config.yaml", "env.json", "metrics.jsonl", "result.json", "report.html"
 FORMAT = "leafward-run"
 CHECKPOINTS, BOARD, BAD_BATCH = "checkpoints", "tensorboard", "nonfinite-"
-MODEL, FIGURES = "model", "figures"
+MODEL, MEMBERS, FIGURES = "model", "members", "figures"
 
 
 class RunDirectory:
@@ -187,7 +187,7 @@ class RunDirectory:
         """Remove what a run wrote and nothing else: the mark of a finished run first, that of a run last."""
         batches = [path.name for path in self.path.glob(f"{BAD_BATCH}*")]
         try:
-            for name in (RESULT, CHECKPOINTS, METRICS, REPORT, BOARD, MODEL, FIGURES, *batches, CONFIG, ENV):
+            for name in (RESULT, CHECKPOINTS, METRICS, REPORT, BOARD, MODEL, MEMBERS, FIGURES, *batches, CONFIG, ENV):
                 path = self.path / name
                 if path.is_dir():
                     shutil.rmtree(path)

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leafward.engine.run import MODEL
 from leafward.errors import DataError, UsageError, nearest, require
 
 if TYPE_CHECKING:
     from torch import nn
 
-MODEL = "model"
-"""Folder of the published model in a run directory."""
 TASKS = ("classify", "segment", "detect")
 
 

@@ -1,13 +1,7 @@
-"""Training the members of a vision run: one model, or both geometries and several seeds.
-
-A single model trains in the run directory itself; several train in `members/GEOMETRY-SEED`, each a run directory of its
-own. The model of the first is published in the run directory's `model` either way.
-"""
+"""Training the members of a vision run: one model, or both geometries and several seeds."""
 
 from __future__ import annotations
 
-import shutil
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +9,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from leafward.engine import Cluster, RunDirectory, fit, publish, session, to_dict
+from leafward.engine import Cluster, RunDirectory, fit, publish, session
 from leafward.errors import DataError, UsageError
 from leafward.files import finite, replacing
 from leafward.recipes import _hcformer_report as report
-from leafward.recipes._hcformer_model import MODEL, Card, build, open_model
+from leafward.recipes._hcformer_model import Card, build, open_model
+from leafward.recipes._members import Member, by_geometry, create_run, finish, plan
 from leafward.recipes.hcformer import MAY_CHANGE, Config
 
 if TYPE_CHECKING:
@@ -29,20 +24,7 @@ if TYPE_CHECKING:
 
     VisionTask = Classification | Segmentation | Detection
 
-MEMBERS, UNITS = "members", "held_out.npy"
-
-
-@dataclass(frozen=True)
-class Member:
-    """One model of a run."""
-
-    config: Config
-    path: Path
-    model: Path
-
-    @property
-    def name(self) -> str:
-        return f"{self.config.geometry}-{self.config.loop.seed}"
+UNITS = "held_out.npy"
 
 
 def train(config: Config, out: Path, *, resume: bool, overwrite: bool) -> dict[str, Any]:
@@ -51,7 +33,7 @@ def train(config: Config, out: Path, *, resume: bool, overwrite: bool) -> dict[s
         task = make_task(config)
         if config.check:
             cluster.on_main(task.check)
-        members = plan(config, out)
+        members = plan(config, by_geometry(config), out)
         run = _create(cluster, out, config, resume=resume, overwrite=overwrite)
         results = [_train_member(member, task, cluster, run, out) for member in members]
         return cluster.on_main(lambda: _conclude(config, run, task, members, results))
@@ -80,18 +62,6 @@ def make_task(config: Config) -> VisionTask:
     return Classification(sets, config.size, config.augment, batch=batch, taxonomy=taxonomy)
 
 
-def plan(config: Config, out: Path) -> list[Member]:
-    """The members of a run, the one that gives it its model first."""
-    other = "euclidean" if config.geometry == "lorentz" else "lorentz"
-    members: list[Member] = []
-    for geometry in (config.geometry, *([other] if config.twin else [])):
-        for seed in range(config.loop.seed, config.loop.seed + config.seeds):
-            own = replace(config, geometry=geometry, twin=False, seeds=1, loop=replace(config.loop, seed=seed))
-            path = out / MEMBERS / f"{geometry}-{seed}" if config.twin or config.seeds > 1 else out
-            members.append(Member(own, path, path / MODEL if members else out / MODEL))
-    return members
-
-
 def card_of(config: Config, task: VisionTask) -> Card:
     arguments: dict[str, Any] = {}
     if config.model.startswith("hcformer"):
@@ -113,27 +83,21 @@ def card_of(config: Config, task: VisionTask) -> Card:
 
 
 def _create(cluster: Cluster, path: Path, config: Config, *, resume: bool, overwrite: bool) -> RunDirectory:
-    """The run directory on every rank; only the first writes."""
-
-    def create() -> None:
-        RunDirectory.create(path, config, resume=resume, overwrite=overwrite, may_change=MAY_CHANGE, recipe="hcformer")
-        if overwrite:
-            for name in (MEMBERS, MODEL):
-                shutil.rmtree(path / name, ignore_errors=True)
-            (path / UNITS).unlink(missing_ok=True)
-
-    cluster.on_main(create)
-    return RunDirectory(path, to_dict(config), MAY_CHANGE, writes=cluster.main)
+    settings = {"recipe": "hcformer", "may_change": MAY_CHANGE, "leftovers": (UNITS,)}
+    return create_run(RunDirectory, cluster, path, config, resume=resume, overwrite=overwrite, **settings)
 
 
-def _train_member(member: Member, task: VisionTask, cluster: Cluster, run: RunDirectory, out: Path) -> dict[str, Any]:
+def _train_member(
+    member: Member[Config], task: VisionTask, cluster: Cluster, run: RunDirectory, out: Path
+) -> dict[str, Any]:
     """Train one model, publish it and score it; what is already done is only read."""
-    config, alone = member.config, member.path == out
-    if not alone:
-        if (member.path / "result.json").is_file():
-            return RunDirectory.open(member.path).result()
-        resume = (member.path / "config.yaml").is_file()
-        run = _create(cluster, member.path, config, resume=resume, overwrite=False)
+    if (earlier := member.earlier_result()) is not None:
+        return earlier
+    config = member.config
+    if not member.alone:
+        run = _create(cluster, member.path, config, resume=member.begun, overwrite=False)
+    if config.loop.compile:
+        torch._dynamo.reset()  # every member compiles the same code anew, and only a few versions are allowed
     torch.manual_seed(config.loop.seed)
     card = card_of(config, task)
     model = build(card)
@@ -143,28 +107,24 @@ def _train_member(member: Member, task: VisionTask, cluster: Cluster, run: RunDi
     fitted = fit(model, task, config.loop, config.optim, run, cluster)
     publish(model, member.model, card, cluster)
 
-    def conclude() -> dict[str, Any]:
-        model.eval()
-        scores, units = task.measure(model)
-        if units is not None:
-            with replacing(member.path / UNITS) as temporary, open(temporary, "wb") as file:
-                np.save(file, units)
-        result = finite(
-            {
-                "name": member.name,
-                "geometry": config.geometry,
-                "seed": config.loop.seed,
-                "parameters": parameters,
-                "step": fitted.best_step or fitted.step,
-                "model": str(member.model.relative_to(out)),
-                "scores": scores,
-            }
-        )
-        if not alone:
-            run.finish(result)
-        return result
+    record = {"geometry": config.geometry, "parameters": parameters, "step": fitted.best_step or fitted.step}
+    return cluster.on_main(lambda: scored(member, task, model, run, out, record))
 
-    return cluster.on_main(conclude)
+
+def scored(
+    member: Member[Any], task: VisionTask, model: nn.Module, run: RunDirectory, out: Path, record: dict[str, Any]
+) -> dict[str, Any]:
+    """The result of a trained member: `record`, its scores, and in a file of their own those of each image."""
+    model.eval()
+    scores, units = task.measure(model)
+    if units is not None:
+        with replacing(member.path / UNITS) as temporary, open(temporary, "wb") as file:
+            np.save(file, units)
+    place = str(member.model.relative_to(out))
+    result = finite({"name": member.name, "seed": member.config.loop.seed, **record, "model": place, "scores": scores})
+    if not member.alone:
+        run.finish(result)
+    return result
 
 
 def load_backbone(model: nn.Module, source: Path) -> None:
@@ -187,23 +147,17 @@ def backbone_of(model: nn.Module) -> nn.Module:
 
 
 def _conclude(
-    config: Config, run: RunDirectory, task: VisionTask, members: list[Member], results: list[dict[str, Any]]
+    config: Config, run: RunDirectory, task: VisionTask, members: list[Member[Config]], results: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Put the members together, write result.json and report.html."""
-    units = [_read_units(member.path) for member in members]
+    units = [read_units(member.path) for member in members]
     curves = {member.name: RunDirectory.open(member.path).metrics() for member in members}
     result = finite(report.result(config.geometry, task.monitor, results, units))
     result["data"] = {"classes": task.classes}
-    run.finish(result)  # before the page, so that nothing it needs can lose it
-    try:
-        report.write(config, task.monitor, result, curves, run.path)
-    except ImportError as error:
-        result["notes"].append(f"There is no report.html: the package {error.name!r} is missing.")
-        run.finish(result)
-    return result
+    return finish(run, result, lambda: report.write(config, task.monitor, result, curves, run.path))
 
 
-def _read_units(path: Path) -> np.ndarray | None:
+def read_units(path: Path) -> np.ndarray | None:
     if not (path / UNITS).is_file():
         return None
     try:

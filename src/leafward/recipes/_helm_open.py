@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from leafward.engine.config import from_dict
-from leafward.engine.run import RunDirectory
+from leafward.engine.run import MODEL, RunDirectory
 from leafward.errors import DataError, UsageError
 from leafward.recipes.helm import Config
 
-MEMBERS, MODEL, TOKENS = "members", "model", "tokens"
-DATA, SCORES = "data.json", "held_out.npy"
+TOKENS, DATA, SCORES = "tokens", "data.json", "held_out.npy"
 
 
 def is_run(target: Path) -> bool:

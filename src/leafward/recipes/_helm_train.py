@@ -1,27 +1,23 @@
-"""Training the members of a HELM run: one model, or both geometries and several seeds.
-
-A single model trains in the run directory itself. Several train in `members/GEOMETRY-SEED`, each a run directory of its
-own; the model of the first is published in the run directory all the same.
-"""
+"""Training the members of a HELM run: one model, or both geometries and several seeds."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from leafward.engine import Cluster, RunDirectory, fit, session, to_dict
+from leafward.engine import Cluster, RunDirectory, fit, session
 from leafward.errors import DataError, UsageError
 from leafward.files import finite, replacing, write_json
 from leafward.models import HelmConfig, HelmForCausalLM
 from leafward.models.helm import PRESETS
 from leafward.recipes import _helm_report as report
-from leafward.recipes._helm_open import DATA, MEMBERS, MODEL, SCORES, TOKENS
+from leafward.recipes._helm_open import DATA, SCORES, TOKENS
+from leafward.recipes._members import Member, by_geometry, create_run, finish, plan
 from leafward.recipes.helm import MAY_CHANGE, Config
 from leafward.tasks.language import Corpus, LanguageTask, Scores, load_model, prepare, sample, save_model, score
 from leafward.tasks.language.throughput import MeteredRun, speed
@@ -33,55 +29,20 @@ ALIGNED = 64
 """The vocabulary is rounded up to a multiple, which fills the hardware's tiles."""
 
 
-@dataclass(frozen=True)
-class Member:
-    """One model of a run."""
-
-    config: Config
-    path: Path
-    model: Path
-
-    @property
-    def name(self) -> str:
-        return f"{self.config.geometry}-{self.config.loop.seed}"
-
-
 def train(config: Config, out: Path, *, resume: bool, overwrite: bool) -> dict[str, Any]:
     """The whole recipe, on every rank."""
     with session(config.loop.device) as cluster:
         fresh = not (out.is_dir() and any(out.iterdir()))
         run = _create(cluster, out, config, resume=resume, overwrite=overwrite)
         corpus = _corpus(config, run, cluster, fresh)
-        members = plan(config, out)
+        members = plan(config, by_geometry(config), out)
         results = [_train_member(member, corpus, cluster, run, out) for member in members]
         return cluster.on_main(lambda: _conclude(config, run, corpus, members, results))
 
 
-def plan(config: Config, out: Path) -> list[Member]:
-    """The members of a run, the one that gives it its model first."""
-    other = "euclidean" if config.geometry == "lorentz" else "lorentz"
-    members: list[Member] = []
-    for geometry in (config.geometry, *([other] if config.twin else [])):
-        for seed in range(config.loop.seed, config.loop.seed + config.seeds):
-            own = replace(config, geometry=geometry, twin=False, seeds=1, loop=replace(config.loop, seed=seed))
-            path = out / MEMBERS / f"{geometry}-{seed}" if config.twin or config.seeds > 1 else out
-            members.append(Member(own, path, path / MODEL if members else out / MODEL))
-    return members
-
-
 def _create(cluster: Cluster, path: Path, config: Config, *, resume: bool, overwrite: bool) -> MeteredRun:
-    """The run directory on every rank; only the first writes."""
-
-    def create() -> None:
-        RunDirectory.create(path, config, resume=resume, overwrite=overwrite, may_change=MAY_CHANGE, recipe="helm")
-        if overwrite:
-            for name in (MEMBERS, MODEL):
-                shutil.rmtree(path / name, ignore_errors=True)
-            for name in (DATA, SCORES):
-                (path / name).unlink(missing_ok=True)
-
-    cluster.on_main(create)
-    return MeteredRun(path, to_dict(config), MAY_CHANGE, writes=cluster.main)
+    settings = {"recipe": "helm", "may_change": MAY_CHANGE, "leftovers": (DATA, SCORES)}
+    return create_run(MeteredRun, cluster, path, config, resume=resume, overwrite=overwrite, **settings)
 
 
 def _corpus(config: Config, run: RunDirectory, cluster: Cluster, fresh: bool) -> Corpus:
@@ -148,14 +109,15 @@ def model_config(config: Config, tokenizer: Any) -> HelmConfig:
     )
 
 
-def _train_member(member: Member, corpus: Corpus, cluster: Cluster, run: MeteredRun, out: Path) -> dict[str, Any]:
+def _train_member(
+    member: Member[Config], corpus: Corpus, cluster: Cluster, run: MeteredRun, out: Path
+) -> dict[str, Any]:
     """Train one model, publish it and score it; what is already done is only read."""
-    config, alone = member.config, member.path == out
-    if not alone:
-        if (member.path / "result.json").is_file():
-            return RunDirectory.open(member.path).result()
-        resume = (member.path / "config.yaml").is_file()
-        run = _create(cluster, member.path, config, resume=resume, overwrite=False)
+    if (earlier := member.earlier_result()) is not None:
+        return earlier
+    config = member.config
+    if not member.alone:
+        run = _create(cluster, member.path, config, resume=member.begun, overwrite=False)
     if config.loop.compile:
         torch._dynamo.reset()  # every member compiles the same code anew, and only a few versions are allowed
     torch.manual_seed(config.loop.seed)
@@ -189,14 +151,14 @@ def _train_member(member: Member, corpus: Corpus, cluster: Cluster, run: Metered
                 **_scored(member, corpus, cluster.device, rows),
             }
         )
-        if not alone:
+        if not member.alone:
             run.finish(result)
         return result
 
     return cluster.on_main(conclude)
 
 
-def _scored(member: Member, corpus: Corpus, device: torch.device, rows: int) -> dict[str, Any]:
+def _scored(member: Member[Config], corpus: Corpus, device: torch.device, rows: int) -> dict[str, Any]:
     """Scores on all held-out documents, and a sample, of the model as it was published."""
     config = member.config
     model, tokenizer = load_model(member.model, device)
@@ -212,7 +174,7 @@ def _scored(member: Member, corpus: Corpus, device: torch.device, rows: int) -> 
 
 
 def _conclude(
-    config: Config, run: RunDirectory, corpus: Corpus, members: list[Member], results: list[dict[str, Any]]
+    config: Config, run: RunDirectory, corpus: Corpus, members: list[Member[Config]], results: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Put the members together, write result.json and report.html."""
     scores = [_read_scores(member.path, result["unit"]) for member, result in zip(members, results, strict=True)]
@@ -222,13 +184,7 @@ def _conclude(
         run.rewind(0)  # an earlier attempt may have come this far
         for step, values in report.merged(curves).items():
             run.log(step, values)
-    run.finish(result)  # before the page, so that nothing it needs can lose it
-    try:
-        report.write(config, result, curves, run.path)
-    except ImportError as error:
-        result["notes"].append(f"There is no report.html: the package {error.name!r} is missing.")
-        run.finish(result)
-    return result
+    return finish(run, result, lambda: report.write(config, result, curves, run.path))
 
 
 def _read_scores(path: Path, unit: str) -> Scores:

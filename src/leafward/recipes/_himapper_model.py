@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leafward.engine import load_published
+from leafward.engine.run import MODEL
 from leafward.errors import DataError, LeafwardError, UsageError, nearest, require
 from leafward.models.himapper import HierarchyLosses, HiMapper
 from leafward.recipes import _hcformer_model as vision
-from leafward.recipes._hcformer_model import MODEL, Card
+from leafward.recipes._hcformer_model import Card
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

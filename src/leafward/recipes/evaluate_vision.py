@@ -78,7 +78,7 @@ def _config(args: Args) -> Config:
 
 def _models(target: Path) -> dict[str, Path]:
     """Name -> folder of every model of a run, or of the one published model."""
-    from leafward.recipes._hcformer_train import MEMBERS
+    from leafward.engine.run import MEMBERS
 
     result = target / "result.json"
     if result.is_file():

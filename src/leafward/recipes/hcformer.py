@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from leafward.engine.config import CHANGEABLE_LOOP, LoopConfig, OptimConfig
-from leafward.errors import UsageError
+from leafward.errors import UsageError, need
 from leafward.tasks.augment import Augment
 
 SUMMARY = "HCFormer backbones and their Euclidean twins: classify, segment or detect on your images."
@@ -70,19 +70,14 @@ class Config:
     )
 
     def __post_init__(self) -> None:
-        _need(self.size >= 32, "size", "at least 32 pixels", self.size)
-        _need(0.0 <= self.drop_path < 1.0, "drop_path", "in [0, 1)", self.drop_path)
-        _need(0.0 < self.held_out < 1.0, "held_out", "a part between 0 and 1", self.held_out)
-        _need(self.seeds >= 1, "seeds", "an integer ≥ 1", self.seeds)
+        need(self.size >= 32, "size", "at least 32 pixels", self.size)
+        need(0.0 <= self.drop_path < 1.0, "drop_path", "in [0, 1)", self.drop_path)
+        need(0.0 < self.held_out < 1.0, "held_out", "a part between 0 and 1", self.held_out)
+        need(self.seeds >= 1, "seeds", "an integer ≥ 1", self.seeds)
         clusters = self.model.startswith("hcformer")
-        _need(clusters or not self.twin, "twin", "off for a model without geometry", self.twin)
+        need(clusters or not self.twin, "twin", "off for a model without geometry", self.twin)
         known = self.decoder == "semantic-fpn" or self.decoder.startswith("smp:")
-        _need(known, "decoder", "semantic-fpn or smp:NAME", self.decoder)
-
-
-def _need(condition: bool, name: str, allowed: str, value: object) -> None:
-    if not condition:
-        raise UsageError(f"{name} must be {allowed}, got {value!r}")
+        need(known, "decoder", "semantic-fpn or smp:NAME", self.decoder)
 
 
 def quick() -> Config:

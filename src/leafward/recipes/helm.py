@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from leafward.engine.config import CHANGEABLE_LOOP, LoopConfig, OptimConfig
-from leafward.errors import UsageError
+from leafward.errors import UsageError, need
 
 SUMMARY = "HELM language models and their Euclidean twins on your text: train, score, sample."
 MAY_CHANGE = (*(f"loop.{name}" for name in sorted(CHANGEABLE_LOOP - {"steps"})), "cache")
@@ -62,19 +62,12 @@ class Config:
     )
 
     def __post_init__(self) -> None:
-        _need(self.context >= 2, "context", "an integer >= 2", self.context)
-        _need(0.0 < self.validation < 1.0, "validation", "a part between 0 and 1", self.validation)
-        _need(self.eval_tokens >= 2, "eval_tokens", "an integer >= 2", self.eval_tokens)
-        _need(
-            self.vocab_size is None or self.vocab_size >= 2, "vocab_size", "an integer >= 2, or None", self.vocab_size
-        )
-        _need(0.0 <= self.balance_rate < 1.0, "balance_rate", "a number in [0, 1)", self.balance_rate)
-        _need(self.seeds >= 1, "seeds", "an integer >= 1", self.seeds)
-
-
-def _need(condition: bool, name: str, allowed: str, value: object) -> None:
-    if not condition:
-        raise UsageError(f"{name} must be {allowed}, got {value!r}")
+        need(self.context >= 2, "context", "an integer >= 2", self.context)
+        need(0.0 < self.validation < 1.0, "validation", "a part between 0 and 1", self.validation)
+        need(self.eval_tokens >= 2, "eval_tokens", "an integer >= 2", self.eval_tokens)
+        need(self.vocab_size is None or self.vocab_size >= 2, "vocab_size", "an integer >= 2, or None", self.vocab_size)
+        need(0.0 <= self.balance_rate < 1.0, "balance_rate", "a number in [0, 1)", self.balance_rate)
+        need(self.seeds >= 1, "seeds", "an integer >= 1", self.seeds)
 
 
 def helm_d_tiny() -> Config:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from leafward.engine.config import CHANGEABLE_LOOP, LoopConfig, OptimConfig
-from leafward.errors import UsageError
+from leafward.errors import UsageError, need
 from leafward.tasks.augment import Augment
 
 SUMMARY = "Hi-Mapper on a pretrained backbone, beside the plain backbone and the flat twin at the same budget."
@@ -94,34 +94,29 @@ class Config:
     )
 
     def __post_init__(self) -> None:
-        _need(self.size >= 32, "size", "at least 32 pixels", self.size)
-        _need(0.0 < self.held_out < 1.0, "held_out", "a part between 0 and 1", self.held_out)
-        _need(self.seeds >= 1, "seeds", "an integer ≥ 1", self.seeds)
-        _need(self.dim >= 4 and self.dim % 4 == 0, "dim", "a positive multiple of 4", self.dim)
-        _need(0.0 < self.temperature < math.inf, "temperature", "a positive number", self.temperature)
-        _need(0.0 <= self.sibling_weight <= 1.0, "sibling_weight", "in [0, 1]", self.sibling_weight)
+        need(self.size >= 32, "size", "at least 32 pixels", self.size)
+        need(0.0 < self.held_out < 1.0, "held_out", "a part between 0 and 1", self.held_out)
+        need(self.seeds >= 1, "seeds", "an integer ≥ 1", self.seeds)
+        need(self.dim >= 4 and self.dim % 4 == 0, "dim", "a positive multiple of 4", self.dim)
+        need(0.0 < self.temperature < math.inf, "temperature", "a positive number", self.temperature)
+        need(0.0 <= self.sibling_weight <= 1.0, "sibling_weight", "in [0, 1]", self.sibling_weight)
         for name in ("contrast_weight", "kl_weight"):
-            _need(0.0 <= getattr(self, name) < math.inf, name, "a number ≥ 0", getattr(self, name))
-        _need(self.levels >= 2, "levels", "an integer ≥ 2", self.levels)
+            need(0.0 <= getattr(self, name) < math.inf, name, "a number ≥ 0", getattr(self, name))
+        need(self.levels >= 2, "levels", "an integer ≥ 2", self.levels)
         most = 2 ** (self.levels - 1)
         whole = self.leaves >= most and self.leaves % most == 0
-        _need(whole, "leaves", f"a multiple of 2^(levels − 1) = {most}", self.leaves)
-        _need(
+        need(whole, "leaves", f"a multiple of 2^(levels − 1) = {most}", self.leaves)
+        need(
             self.weights is None or self.weights.suffix == ".safetensors",
             "weights",
             "a .safetensors file",
             self.weights,
         )
         frozen = not (self.freeze_backbone and (self.plain or self.twin))
-        _need(frozen, "freeze_backbone", "off for the plain backbone, which has nothing else to train", True)
+        need(frozen, "freeze_backbone", "off for the plain backbone, which has nothing else to train", True)
         alone = not (self.plain and (self.twin or self.ablation))
-        _need(alone, "plain", "off where others are compared with it (twin, ablation)", self.plain)
-        _need(not (self.ablation and self.deterministic), "ablation", "off for the deterministic tree itself", True)
-
-
-def _need(condition: bool, name: str, allowed: str, value: object) -> None:
-    if not condition:
-        raise UsageError(f"{name} must be {allowed}, got {value!r}")
+        need(alone, "plain", "off where others are compared with it (twin, ablation)", self.plain)
+        need(not (self.ablation and self.deterministic), "ablation", "off for the deterministic tree itself", True)
 
 
 def quick() -> Config:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from leafward.errors import UsageError
+from leafward.errors import UsageError, need
 
 SUMMARY = (
     "Block-diagonal adapters in a CLIP model, on labelled images; beside LoRA, OFT and fine-tuning with --compare."
@@ -79,24 +79,19 @@ class Config:
 
     def __post_init__(self) -> None:
         for name in ("block_size", "steps", "batch"):
-            _need(getattr(self, name) >= 1, name, "an integer ≥ 1", getattr(self, name))
+            need(getattr(self, name) >= 1, name, "an integer ≥ 1", getattr(self, name))
         for name in ("seed", "workers"):
-            _need(getattr(self, name) >= 0, name, "an integer ≥ 0", getattr(self, name))
+            need(getattr(self, name) >= 0, name, "an integer ≥ 0", getattr(self, name))
         for name in ("rank", "shots"):
             value = getattr(self, name)
-            _need(value is None or value >= 1, name, "an integer ≥ 1, or None", value)
+            need(value is None or value >= 1, name, "an integer ≥ 1, or None", value)
         for name in ("lr", "scale", "c"):
             value = getattr(self, name)
-            _need(math.isfinite(value) and value > 0, name, "a positive number", value)
+            need(math.isfinite(value) and value > 0, name, "a positive number", value)
         for name in ("weight_decay", "radius_weight"):
             value = getattr(self, name)
-            _need(math.isfinite(value) and value >= 0, name, "a number ≥ 0", value)
-        _need("{}" in self.template, "template", "a text with {} for the class name", self.template)
-
-
-def _need(condition: bool, name: str, allowed: str, value: object) -> None:
-    if not condition:
-        raise UsageError(f"{name} must be {allowed}, got {value!r}")
+            need(math.isfinite(value) and value >= 0, name, "a number ≥ 0", value)
+        need("{}" in self.template, "template", "a text with {} for the class name", self.template)
 
 
 def quick() -> Config:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from leafward.errors import UsageError
+from leafward.errors import UsageError, need
 
 SUMMARY = "Few-shot prompt learning on CLIP features: hosts alone, with LatHAdapter, and with its Euclidean twin."
 MAY_CHANGE = ("device",)
@@ -84,22 +84,17 @@ class Config:
 
     def __post_init__(self) -> None:
         for name in ("seeds", "tokens", "depth", "epochs", "max_steps", "batch", "neighbours"):
-            _need(getattr(self, name) >= 1, name, "an integer ≥ 1", getattr(self, name))
+            need(getattr(self, name) >= 1, name, "an integer ≥ 1", getattr(self, name))
         for name in ("lr", "scale", "c"):
             value = getattr(self, name)
-            _need(math.isfinite(value) and value > 0, name, "a positive number", value)
-        _need(self.seed >= 0, "seed", "an integer ≥ 0", self.seed)
+            need(math.isfinite(value) and value > 0, name, "a positive number", value)
+        need(self.seed >= 0, "seed", "an integer ≥ 0", self.seed)
         for name in ("shots", "attributes"):
             values = getattr(self, name)
             least = 1 if name == "shots" else 2
             fits = len(values) > 0 and len(set(values)) == len(values) and min(values) >= least
-            _need(fits, name, f"different integers ≥ {least}", values)
-        _need(bool(self.hosts or self.baselines), "hosts", "at least one, or a baseline", self.hosts)
-
-
-def _need(condition: bool, name: str, allowed: str, value: object) -> None:
-    if not condition:
-        raise UsageError(f"{name} must be {allowed}, got {value!r}")
+            need(fits, name, f"different integers ≥ {least}", values)
+        need(bool(self.hosts or self.baselines), "hosts", "at least one, or a baseline", self.hosts)
 
 
 def base_to_new() -> Config:

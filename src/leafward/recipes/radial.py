@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from leafward.adapters.radial_config import Geometry, RadialConfig
-from leafward.errors import UsageError
+from leafward.errors import UsageError, need
 
 if TYPE_CHECKING:
     from leafward.engine import Cluster, RunDirectory
@@ -83,19 +83,14 @@ class Config:
     def __post_init__(self) -> None:
         for name in ("rank", "block_size", "batch_size", "checkpoint_every", "eval_every"):
             value = getattr(self, name)
-            _need(value is None or value >= 1, name, "an integer ≥ 1", value)
+            need(value is None or value >= 1, name, "an integer ≥ 1", value)
         for name in ("epochs", "lr", "clip_norm"):
             value = getattr(self, name)
-            _need(value is None or (math.isfinite(value) and value > 0), name, "a positive number", value)
-        _need(math.isfinite(self.weight_decay) and self.weight_decay >= 0, "weight_decay", "≥ 0", self.weight_decay)
-        _need(0 <= self.warmup <= 1, "warmup", "a fraction of the steps, 0 to 1", self.warmup)
-        _need(0 <= self.validation < 1, "validation", "a share in [0, 1)", self.validation)
-        _need(self.seed >= 0 and self.workers >= 0, "seed and workers", "integers ≥ 0", (self.seed, self.workers))
-
-
-def _need(condition: bool, name: str, allowed: str, value: object) -> None:
-    if not condition:
-        raise UsageError(f"{name} must be {allowed}, got {value!r}")
+            need(value is None or (math.isfinite(value) and value > 0), name, "a positive number", value)
+        need(math.isfinite(self.weight_decay) and self.weight_decay >= 0, "weight_decay", "≥ 0", self.weight_decay)
+        need(0 <= self.warmup <= 1, "warmup", "a fraction of the steps, 0 to 1", self.warmup)
+        need(0 <= self.validation < 1, "validation", "a share in [0, 1)", self.validation)
+        need(self.seed >= 0 and self.workers >= 0, "seed and workers", "integers ≥ 0", (self.seed, self.workers))
 
 
 def authors() -> Config:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from leafward.errors import UsageError
+from leafward.errors import UsageError, need
 
 SUMMARY = "Open-vocabulary segmentation: a CLIP model with block-diagonal adapters and cost aggregation."
 MAY_CHANGE = ("device", "workers")
@@ -73,21 +73,16 @@ class Config:
 
     def __post_init__(self) -> None:
         for name in ("block_size", "size", "window", "steps", "batch"):
-            _need(getattr(self, name) >= 1, name, "an integer ≥ 1", getattr(self, name))
-        _need(self.channels >= 16 and self.channels % 16 == 0, "channels", "a multiple of 16", self.channels)
+            need(getattr(self, name) >= 1, name, "an integer ≥ 1", getattr(self, name))
+        need(self.channels >= 16 and self.channels % 16 == 0, "channels", "a multiple of 16", self.channels)
         for name in ("rank", "most_scored"):
             value = getattr(self, name)
-            _need(value is None or value >= 1, name, "an integer ≥ 1, or None", value)
+            need(value is None or value >= 1, name, "an integer ≥ 1, or None", value)
         for name in ("lr", "c"):
             value = getattr(self, name)
-            _need(math.isfinite(value) and value > 0, name, "a positive number", value)
+            need(math.isfinite(value) and value > 0, name, "a positive number", value)
         for name in ("weight_decay", "radius_weight", "seed", "workers"):
-            _need(getattr(self, name) >= 0, name, "a number ≥ 0", getattr(self, name))
-
-
-def _need(condition: bool, name: str, allowed: str, value: object) -> None:
-    if not condition:
-        raise UsageError(f"{name} must be {allowed}, got {value!r}")
+            need(getattr(self, name) >= 0, name, "a number ≥ 0", getattr(self, name))
 
 
 def quick() -> Config:

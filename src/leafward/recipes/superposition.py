@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from leafward.errors import UsageError
+from leafward.errors import UsageError, need
 
 SUMMARY = "Toy models of superposition: loss against width, geometry, and the claims of the paper with intervals."
 MAY_CHANGE = ("workers", "executor", "device")
@@ -90,34 +90,29 @@ class Config:
         check_types(self)
         for name in ("widths", "decays", "laws", *(("data_rows",) if "data" in self.axis else ())):
             values = getattr(self, name)
-            _need(len(values) > 0, name, "a list with at least one entry", values)
-            _need(len(set(values)) == len(values), name, "a list without repeats", values)
-        _need(self.features >= 2, "features", "an integer ≥ 2", self.features)
+            need(len(values) > 0, name, "a list with at least one entry", values)
+            need(len(set(values)) == len(values), name, "a list without repeats", values)
+        need(self.features >= 2, "features", "an integer ≥ 2", self.features)
         for width in self.widths:
-            _need(1 <= width <= self.features, "widths", f"in 1…{self.features} (the features)", width)
+            need(1 <= width <= self.features, "widths", f"in 1…{self.features} (the features)", width)
         for name in ("batch", "steps", "seeds", "checkpoint_every", "eval_rows", "pack"):
             value = getattr(self, name)
-            _need(value is None or value >= 1, name, "an integer ≥ 1", value)
+            need(value is None or value >= 1, name, "an integer ≥ 1", value)
         for rows in self.data_rows:
-            _need(rows >= 1, "data_rows", "integers ≥ 1", rows)
-        _need(self.snapshots >= 2, "snapshots", "an integer ≥ 2", self.snapshots)
-        _need(self.seed >= 0, "seed", "an integer ≥ 0", self.seed)
-        _need(self.workers is None or self.workers >= 0, "workers", "an integer ≥ 0, or None", self.workers)
-        _need(self.workers != 0 or self.executor == "local", "workers", "an integer ≥ 1 on Ray", self.workers)
-        _need(0 <= self.warmup <= 1, "warmup", "a fraction of the steps, 0 to 1", self.warmup)
+            need(rows >= 1, "data_rows", "integers ≥ 1", rows)
+        need(self.snapshots >= 2, "snapshots", "an integer ≥ 2", self.snapshots)
+        need(self.seed >= 0, "seed", "an integer ≥ 0", self.seed)
+        need(self.workers is None or self.workers >= 0, "workers", "an integer ≥ 0, or None", self.workers)
+        need(self.workers != 0 or self.executor == "local", "workers", "an integer ≥ 1 on Ray", self.workers)
+        need(0 <= self.warmup <= 1, "warmup", "a fraction of the steps, 0 to 1", self.warmup)
         for name in ("lr", "bias_lr", "density", "loss_scale"):
             value = getattr(self, name)
-            _need(value is None or (math.isfinite(value) and value > 0), name, "a positive number", value)
+            need(value is None or (math.isfinite(value) and value > 0), name, "a positive number", value)
         rate = 0.02 if self.width_rates else self.lr
         for decay in self.decays:
             # A step that decays by more than the whole weight overshoots zero (γ > 0) or the sphere (γ < 0).
             fits = math.isfinite(decay) and abs(decay) * rate < 1
-            _need(fits, "decays", f"finite, with |γ| below 1/lr = {1 / rate:g}", decay)
-
-
-def _need(condition: bool, name: str, allowed: str, value: object) -> None:
-    if not condition:
-        raise UsageError(f"{name} must be {allowed}, got {value!r}")
+            need(fits, "decays", f"finite, with |γ| below 1/lr = {1 / rate:g}", decay)
 
 
 def quick() -> Config:
