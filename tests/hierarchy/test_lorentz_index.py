@@ -281,3 +281,15 @@ def test_missing_faiss_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(LeafwardError, match=r"leafward\[search\]"):
         LorentzIndex(manifold, points)
+
+
+def test_points_and_nodes_by_id():
+    manifold, points, _ = scene(0.9, rows=4)
+    tax = Taxonomy.from_nested({"a": ["b"]})
+    index = LorentzIndex(manifold, points, ids=[7, 3, 9, 1], taxonomy=tax, nodes=["b", "a", "a", "b"])
+    torch.testing.assert_close(index.points([9, 7]), points[[2, 0]])
+    assert [tax.names[node] for node in index.nodes([1, 3])] == ["b", "a"]
+    assert index.width == WIDTH
+    assert LorentzIndex(manifold, points).nodes([0]).tolist() == [-1]
+    with pytest.raises(UsageError, match="ids: 2 is not in the index"):
+        index.points([2])

@@ -62,6 +62,7 @@ def test_parquet_with_splits(tmp_path):
     }
     parquet.write_table(arrow.table(table), tmp_path / "x.parquet")
     sets = load_images(tmp_path / "x.parquet")
+    assert load_images(tmp_path).train.classes == sets.train.classes
     assert sets.train.labels.tolist() == [1, 0]
     assert np.asarray(sets.held_out.read(0)).mean() == 7
     assert len(sets.held_out) == 1

@@ -89,14 +89,27 @@ class LorentzIndex:
         return len(self.ids)
 
     def __repr__(self) -> str:
-        return f"LorentzIndex({len(self):,} × {self._space.shape[1]}, c={self.c:g}, {self.kind}, {self.storage})"
+        return f"LorentzIndex({len(self):,} × {self.width}, c={self.c:g}, {self.kind}, {self.storage})"
+
+    @property
+    def width(self) -> int:
+        """The dimension n; a point has n+1 coordinates."""
+        return self._space.shape[1]
+
+    def points(self, ids: Any) -> Tensor:
+        """The stored points of the given ids: (B) -> (B, n+1)."""
+        rows = torch.from_numpy(self._rows(_integers(ids, "ids")))
+        return lorentz.lift(self._space[rows].float(), self.c)
+
+    def nodes(self, ids: Any) -> np.ndarray:
+        """The taxonomy's node, by number, of each id: (B) -> (B); −1 in an index without a taxonomy."""
+        return self._nodes[self._rows(_integers(ids, "ids"))]
 
     # Change
 
     def add(self, points: Any, ids: Any = None, nodes: Nodes = None) -> None:
         """Append points (N, n+1) under new ids (default: on from the largest)."""
-        width = self._space.shape[1]
-        space = self._space_part(points, "points", width)
+        space = self._space_part(points, "points", self.width)
         stores.check_range(space, self.c, self.storage, "points")
         fresh = self._fresh_ids(ids, len(space))
         labels = self._labels(nodes, len(space))
@@ -117,7 +130,7 @@ class LorentzIndex:
             self._store = stores.Cells(self._store.middle, self._store.reach, self.c, self.storage)
             self._store.insert(self._space, cell)
         else:
-            self._store = stores.Flat(self._space.shape[1], self.c, self.storage)
+            self._store = stores.Flat(self.width, self.c, self.storage)
             self._store.add(self._space)
         self._forget()
 
@@ -133,7 +146,7 @@ class LorentzIndex:
         `within`: only among these ids; `under`: only among the points of this node and of those below it. Such a
         search compares every point that is left, also in an "ivf" index. `probes`: cells looked into ("ivf").
         """
-        q = self._space_part(queries, "queries", self._space.shape[1])
+        q = self._space_part(queries, "queries", self.width)
         _positive("k", k)
         _positive("probes", probes)
         chosen = self._chosen(within, under)
@@ -170,7 +183,7 @@ class LorentzIndex:
         At each step the `beam` children nearest to the query go on, a child standing at the Lorentz centroid of all
         points below it; the points of every node walked through are candidates.
         """
-        q = self._space_part(queries, "queries", self._space.shape[1])
+        q = self._space_part(queries, "queries", self.width)
         _positive("k", k)
         _positive("beam", beam)
         own, middle, filled = self._node_tree()
@@ -198,7 +211,7 @@ class LorentzIndex:
         y is under x where the exterior angle at x is at most the half-aperture asin(2 k / sinh √c ρ_x), `aperture`
         being k. A concept at the origin entails everything.
         """
-        q = self._space_part(concepts, "concepts", self._space.shape[1])
+        q = self._space_part(concepts, "concepts", self.width)
         if not 0.0 < aperture < float("inf"):
             raise UsageError(f"aperture must be positive, got {aperture}")
         width = lorentz.half_aperture(q, self.c, aperture)
@@ -206,7 +219,7 @@ class LorentzIndex:
         # nearly all. The slack covers its rounding, and a concept at the origin, which has no direction.
         ways, narrowest = normalize(q), torch.cos(width)[:, None] - 1e-3
         owners, rows = [], []
-        step = max(1, BLOCK // (self._space.shape[1] + len(q)))
+        step = max(1, BLOCK // (self.width + len(q)))
         for first in range(0, len(self), step):
             block = self._space[first : first + step].float()
             owner, row = np.nonzero((ways @ normalize(block).T >= narrowest).numpy())
@@ -260,7 +273,7 @@ class LorentzIndex:
                 self._store = stores.Cells(tensors["cells"], tensors["core"], self.c, self.storage)
                 self._store.insert(self._space, tensors["cell"].numpy())
             else:
-                self._store = stores.Flat(self._space.shape[1], self.c, self.storage)
+                self._store = stores.Flat(self.width, self.c, self.storage)
                 self._store.add(self._space)
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise DataError(f"{path}: not an index that leafward wrote: {error}") from error
@@ -366,7 +379,7 @@ class LorentzIndex:
 
     def _step(self, wanted: int) -> int:
         """Queries whose candidates fit a block."""
-        return max(1, BLOCK // max(1, wanted * self._space.shape[1]))
+        return max(1, BLOCK // max(1, wanted * self.width))
 
 
 def _best(owner: np.ndarray, item: np.ndarray, value: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

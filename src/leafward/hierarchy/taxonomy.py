@@ -121,10 +121,10 @@ class Taxonomy:
         return cls(readers.read_wordnet(path, pos, names), root)
 
     @classmethod
-    def load(cls, path: PathLike) -> Taxonomy:
+    def load(cls, path: PathLike, root: str | None = None) -> Taxonomy:
         """Read by the ending of the file's name: .csv, .json or .txt."""
         readers_by_ending = {".csv": cls.from_csv, ".json": cls.from_json, ".txt": cls.from_text}
-        return readers_by_ending[_ending(path, readers_by_ending)](path)
+        return readers_by_ending[_ending(path, readers_by_ending)](path, root)
 
     def save(self, path: PathLike) -> None:
         """Write .csv or .json, in one step; :meth:`load` gives the same nodes, numbers and order of parents."""

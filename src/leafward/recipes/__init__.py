@@ -18,6 +18,7 @@ RECIPES: dict[str, str] = {
     "hcformer": "leafward.recipes.hcformer",
     "helm": "leafward.recipes.helm",
     "himapper": "leafward.recipes.himapper",
+    "taxonomy": "leafward.recipes.taxonomy",
 }
 """``leafward train NAME`` -> module."""
 
@@ -31,8 +32,10 @@ EVALUATIONS: dict[str, str] = {
     "breeds": "leafward.recipes.evaluate_breeds",
     "retrieval": "leafward.recipes.evaluate_retrieval",
     "zeroshot": "leafward.recipes.evaluate_zeroshot",
+    "hierarchy": "leafward.recipes.evaluate_hierarchy",
     "language": "leafward.recipes.evaluate_language",
     "sample": "leafward.recipes.evaluate_sample",
+    "search": "leafward.recipes.evaluate_search",
 }
 """``leafward evaluate TARGET --task NAME`` -> module."""
 
@@ -56,6 +59,7 @@ EXPLANATIONS: dict[str, str] = {
 PREPARATIONS: dict[str, str] = {
     "features": "leafward.recipes.data_features",
     "chains": "leafward.recipes.chains",
+    "index": "leafward.recipes.data_index",
     "tokenise": "leafward.recipes.data_tokens",
 }
 """``leafward data NAME`` -> module."""

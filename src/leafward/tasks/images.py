@@ -69,7 +69,7 @@ def read_image(source: str | Path | bytes, name: str = "") -> Image:
 
 def load_images(data: str | Path, held_out: float = 0.1, seed: int = 0) -> ImageSets:
     """Read a data set by its kind: a folder of class folders, one with train/ and val/ of those, a Parquet file with
-    encoded images, a Hugging Face data set on disk, arrays in an .npz file, or torchvision:NAME:FOLDER.
+    encoded images or a folder of such files, a Hugging Face data set on disk, arrays in an .npz file, or torchvision:NAME:FOLDER.
 
     Data without a split of their own give the part `held_out` of each class away, drawn by `seed`.
     """
@@ -79,7 +79,7 @@ def load_images(data: str | Path, held_out: float = 0.1, seed: int = 0) -> Image
         return _torchvision(text)
     if path.suffix == ".npz":
         return _divide(_arrays(path), held_out, seed)
-    if path.suffix == ".parquet":
+    if path.suffix == ".parquet" or (path.is_dir() and any(path.glob("*.parquet"))):
         return _by_split(*_parquet(path), held_out, seed)
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
         return _hugging_face(path, held_out, seed)
@@ -172,7 +172,7 @@ def from_arrays(
 def _parquet(path: Path) -> tuple[ImageSet, list[str] | None]:
     arrow = require("pyarrow.parquet", "vision")
     try:
-        table = arrow.read_table(path)
+        table = arrow.read_table(sorted(path.glob("*.parquet")) if path.is_dir() else path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from None
     columns = set(table.column_names)

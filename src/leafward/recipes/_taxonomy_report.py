@@ -1,0 +1,217 @@
+"""What a taxonomy run found: scores over seeds beside the twin's, and the page with the disk and the radii."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from leafward.engine.config import to_dict
+from leafward.files import finite
+from leafward.geometry import Lorentz
+from leafward.report import SERIES, Estimate, Number, Page, legend, line_with_band, literal, new_figure
+from leafward.report.figures import LIGHT
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from leafward.engine import RunDirectory
+    from leafward.hierarchy import Taxonomy
+    from leafward.recipes._taxonomy_training import Member
+    from leafward.recipes.taxonomy import Config
+
+MOST_DRAWN = 2500
+NAMED = 24
+SCORES = {
+    "mean_average_precision": ("mean average precision", "higher", "of the ancestors among all nodes"),
+    "mean_rank": ("mean rank", "lower", "of an ancestor among the nodes that are none"),
+    "distortion": ("mean distortion", "lower", "of distances against the taxonomy's, best scale"),
+    "radius_tau": ("τ of radius against level", "higher", "Kendall, along the ways from the root to the leaves"),
+    "entailment_auc": ("entailment AUC", "higher", "pairs of a node and an ancestor against other pairs"),
+}
+"""Score -> its name, which direction is good, and what it is."""
+
+
+def summarise(config: Config, tax: Taxonomy, members: Sequence[Member]) -> dict[str, Any]:
+    """What result.json holds."""
+    own = [member for member in members if member.geometry == config.geometry]
+    twins = [member for member in members if member.geometry != config.geometry]
+    headline, paired = [], {}
+    for key, (name, better, note) in SCORES.items():
+        values, others = ([member.scores[key] for member in side] for side in (own, twins))
+        headline.append(
+            Number(
+                name,
+                _mean(values),
+                interval=_interval(values),
+                twin=_mean(others) if twins else None,
+                twin_interval=_interval(others),
+                better=better,
+                note=note,
+            ).to_json()
+        )
+        if twins:
+            gaps = [value - other for value, other in zip(values, others, strict=True)]
+            paired[key] = {"difference": _mean(gaps), "interval": _interval(gaps)}
+    return finite(
+        {
+            "headline": headline,
+            "taxonomy": repr(tax),
+            "pairs": int(tax.ancestor_counts.sum()) - len(tax),
+            "parameters": members[0].model.weight.numel(),
+            "members": [member.to_json() for member in members],
+            "paired": paired,
+            "notes": _notes(config, tax),
+        }
+    )
+
+
+def _notes(config: Config, tax: Taxonomy) -> list[str]:
+    notes = []
+    if len(tax) > config.eval_nodes:
+        notes.append(f"Ranks are from a random sample of {config.eval_nodes:,} of the {len(tax):,} nodes.")
+    if config.seeds == 1:
+        notes.append("One seed: there are no intervals; --seeds 3 gives them.")
+    return notes
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Student's 95 % interval of the mean over seeds."""
+    if len(values) < 2:
+        return None
+    from scipy.stats import t
+
+    reach = float(t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5)
+    return _mean(values) - reach, _mean(values) + reach
+
+
+def write(config: Config, tax: Taxonomy, result: dict[str, Any], members: Sequence[Member], run: RunDirectory) -> None:
+    """Write report.html in the run directory."""
+    environment = json.loads((run.path / "env.json").read_text(encoding="utf-8"))
+    page = Page(
+        "Taxonomy embedding",
+        subtitle=f"{config.data}: {result['taxonomy']}, {result['pairs']:,} pairs of a node and its ancestor; "
+        f"{config.geometry}, {config.dim} dimensions, objective {config.objective}, {config.epochs} epochs",
+    )
+    for note in result["notes"]:
+        page.note(note)
+    page.headline([Number.from_json(number) for number in result["headline"]])
+    page.section("Pictures")
+    page.figure(disk(tax, members[0].tangent() * config.c**0.5), _disk_caption(tax, config))
+    page.figure(radii(tax, members), "Radius against level: mean, and the tenth to the ninetieth percentile.")
+    page.figure(losses(members), "Training loss, mean over the pairs.")
+    page.section("Scores")
+    names = [name for name, _, _ in SCORES.values()]
+    page.table(
+        ["geometry", "seed", *names, "worst distortion", "seconds an epoch"],
+        [
+            [m.geometry, m.seed, *(m.scores[key] for key in SCORES), m.scores["worst_distortion"], m.seconds_per_epoch]
+            for m in members
+        ],
+    )
+    if result["paired"]:
+        page.table(
+            ["", f"{config.geometry} − euclidean"],
+            [
+                [name, Estimate(result["paired"][key]["difference"], result["paired"][key]["interval"])]
+                for key, (name, _, _) in SCORES.items()
+            ],
+            "Paired differences to the Euclidean twin of as many parameters, over seeds",
+        )
+    page.section("How it was run")
+    page.command(shlex.join(environment["argv"]))
+    page.details("Configuration", to_dict(config))
+    page.environment(environment)
+    page.write(run.report)
+
+
+def disk(tax: Taxonomy, tangent: torch.Tensor) -> Figure:
+    """The nodes in the Poincaré disk, edges to their parents, coloured by the branch below the root.
+
+    tangent (N, n): tangent vectors at the origin, as long as √c · radius.
+    """
+    from matplotlib.collections import LineCollection
+
+    shown = np.sort(tax.order[:MOST_DRAWN])  # in topological order, so every ancestor of a shown node is shown
+    place = _on_the_disk(tangent)
+    figure, axes = new_figure(5.6, 5.6)
+    child, parent = tax.parents.expand(shown)
+    segments = np.stack([place[shown[child]], place[parent]], axis=1)
+    axes.add_collection(LineCollection(list(segments), colors=LIGHT["rule"], linewidths=0.5, zorder=1))
+    branch = _branches(tax)[shown]
+    for number in range(-1, len(SERIES)):
+        here = shown[branch == number]
+        colour = LIGHT["muted"] if number < 0 else SERIES[number]
+        axes.plot(*place[here].T, ".", color=colour, markersize=2.5 if len(shown) > 300 else 5, zorder=2)
+    for node in tax.order[: min(NAMED, len(tax))]:
+        axes.annotate(literal(tax.names[node]), tuple(place[node]), fontsize=6.5, zorder=3)
+    angle = np.linspace(0, 2 * np.pi, 361)
+    axes.plot(np.cos(angle), np.sin(angle), color=LIGHT["muted"], linewidth=0.8)
+    axes.set(aspect="equal", xlim=(-1.04, 1.04), ylim=(-1.04, 1.04))
+    axes.axis("off")
+    return figure
+
+
+def _on_the_disk(tangent: torch.Tensor) -> np.ndarray:
+    """Tangent vectors (N, n) as points of the unit disk (N, 2): at their own radius, in the direction that the two
+    principal axes show."""
+    v = tangent.double()
+    if v.shape[1] == 1:
+        v = torch.nn.functional.pad(v, (0, 1))
+    radius = v.norm(dim=1, keepdim=True)
+    if v.shape[1] > 2:
+        v = v @ torch.linalg.svd(v, full_matrices=False).Vh[:2].T
+    flat = radius * torch.nn.functional.normalize(v)
+    return Lorentz(1.0).to_poincare(Lorentz(1.0).expmap0(flat)).numpy()
+
+
+def _branches(tax: Taxonomy) -> np.ndarray:
+    """Which of the largest branches below the root each node belongs to: (N); −1 for the root and the rest."""
+    ways = tax.paths(np.arange(len(tax)))
+    top = ways[:, 1] if ways.shape[1] > 1 else np.full(len(tax), -1)
+    sizes = np.bincount(top[top >= 0], minlength=len(tax))
+    number = np.full(len(tax) + 1, -1)
+    largest = np.argsort(-sizes, kind="stable")[: len(SERIES)]
+    number[largest[sizes[largest] > 0]] = np.arange((sizes[largest] > 0).sum())
+    return number[top]  # the entry at −1 is the last one, which stays −1
+
+
+def _disk_caption(tax: Taxonomy, config: Config) -> str:
+    how = "as it is" if config.dim <= 2 else "each node at its own radius, in the direction of two principal axes"
+    which = "" if len(tax) <= MOST_DRAWN else f" The first {MOST_DRAWN:,} nodes from the root."
+    return f"The embedding in the Poincaré disk, {how}; colours: the largest branches below the root.{which}"
+
+
+def radii(tax: Taxonomy, members: Sequence[Member]) -> Figure:
+    """Radius by level, one line for each geometry (its first seed)."""
+    figure, axes = new_figure()
+    levels = np.arange(tax.depth.max() + 1)
+    drawn = set()
+    for member in members:
+        if member.geometry in drawn:
+            continue
+        drawn.add(member.geometry)
+        radius = member.tangent().norm(dim=1).numpy()
+        groups = [radius[tax.depth == level] for level in levels]
+        low, high = (np.array([np.quantile(group, share) for group in groups]) for share in (0.1, 0.9))
+        line_with_band(axes, levels, [group.mean() for group in groups], low, high, label=member.geometry, marker="o")
+    axes.set(xlabel="level (edges from the root)", ylabel="radius")
+    legend(axes)
+    return figure
+
+
+def losses(members: Sequence[Member]) -> Figure:
+    figure, axes = new_figure()
+    for member in members:
+        line_with_band(axes, *zip(*member.losses, strict=True), label=f"{member.geometry}, seed {member.seed}")
+    axes.set(xlabel="epoch", ylabel="loss")
+    legend(axes)
+    return figure

@@ -1,0 +1,177 @@
+"""One embedding of a taxonomy: trained by the engine, kept as files, measured."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from leafward.engine import LoopConfig, Loss, OptimConfig, RunDirectory, fit
+from leafward.files import replacing, write_json
+from leafward.hierarchy import Taxonomy, metrics
+from leafward.hierarchy.embedding import Batch, Closure, TaxonomyEmbedding, proper_ancestors
+from leafward.hierarchy.reconstruction import distortion, reconstruction
+
+if TYPE_CHECKING:
+    from leafward.recipes.taxonomy import Config
+
+#: Pairs on which distortion and entailment are measured; a taxonomy with no more pairs than this is measured on all.
+PAIRS = 500_000
+RATES = {"distance": 0.2, "cones": 0.03}
+
+
+@dataclass
+class Member:
+    """One trained embedding and what was measured of it; `losses`: (epoch, training loss)."""
+
+    geometry: str
+    seed: int
+    model: TaxonomyEmbedding
+    scores: dict[str, float]
+    losses: list[tuple[float, float]]
+    seconds_per_epoch: float
+
+    def tangent(self) -> Tensor:
+        """Tangent vectors at the origin, as long as the radius: (N, n)."""
+        return self.model.weight.detach()
+
+    def to_json(self) -> dict[str, Any]:
+        time = {"seconds_per_epoch": self.seconds_per_epoch}
+        return {"geometry": self.geometry, "seed": self.seed, **self.scores, "time": time}
+
+
+class _Nodes:
+    """The numbers of the nodes as a data set."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitems__(self, rows: list[int]) -> list[int]:
+        return rows
+
+
+class _Task:
+    """The engine's view of the objective: a batch of nodes with all their ancestors."""
+
+    def __init__(self, closure: Closure) -> None:
+        self.closure = closure
+        self.dataset = _Nodes(len(closure))
+
+    def collate(self, rows: list[int]) -> Batch:
+        return self.closure.batch(torch.tensor(rows))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        return Loss(model(batch), len(batch.owner))
+
+
+def embed(config: Config, tax: Taxonomy, run: RunDirectory) -> Member:
+    """Train in `run`, measure, and write embeddings.safetensors and names.json there."""
+    model = train(config, tax, run)
+    save(model, tax, run)
+    steps = steps_per_epoch(config, tax)
+    logged = [record for record in run.metrics() if "train/loss" in record]
+    return Member(
+        config.geometry,
+        config.seed,
+        model,
+        measure(config, tax, model),
+        [(record["step"] / steps, record["train/loss"]) for record in logged],
+        sum(record["time"]["seconds"] for record in logged) / config.epochs,
+    )
+
+
+def train(config: Config, tax: Taxonomy, run: RunDirectory) -> TaxonomyEmbedding:
+    """Train in `run`, from its newest checkpoint if it has one."""
+    model = TaxonomyEmbedding(
+        len(tax),
+        config.dim,
+        config.geometry,
+        config.objective,
+        c=config.c,
+        temperature=config.temperature,
+        margin=config.margin,
+        seed=config.seed,
+    )
+    epoch = steps_per_epoch(config, tax)
+    loop = LoopConfig(
+        steps=config.epochs * epoch,
+        batch_size=min(config.batch, len(tax)),
+        seed=config.seed,
+        log_every=epoch * max(1, config.epochs // 100),
+        checkpoint_every=epoch * max(1, config.epochs // 5),
+        device=config.device,
+    )
+    optim = OptimConfig(
+        lr=config.lr or RATES[config.objective],
+        betas=(0.9, 0.99),
+        weight_decay=0.0,
+        clip_norm=None,
+        warmup_steps=epoch,
+        final_ratio=0.05,
+    )
+    fit(model, _Task(Closure(tax)), loop, optim, run)
+    return model.cpu().eval()
+
+
+def steps_per_epoch(config: Config, tax: Taxonomy) -> int:
+    """Steps after which every node was an anchor."""
+    return math.ceil(len(tax) / min(config.batch, len(tax)))
+
+
+def save(model: TaxonomyEmbedding, tax: Taxonomy, run: RunDirectory) -> None:
+    """embeddings.safetensors (tangent vectors at the origin, as long as the radius) and names.json, row by row."""
+    from safetensors.torch import save_file
+
+    with replacing(run.path / "embeddings.safetensors") as temporary:
+        save_file({"tangent": model.weight.detach().contiguous()}, temporary)
+    write_json(run.path / "names.json", list(tax.names))
+
+
+@torch.no_grad()
+def measure(config: Config, tax: Taxonomy, model: TaxonomyEmbedding) -> dict[str, float]:
+    """Ranks of the ancestors by the objective's own score, distortion of the distances, order of the radii."""
+    rng = np.random.default_rng(config.seed)
+    nodes = None if len(tax) <= config.eval_nodes else rng.choice(len(tax), config.eval_nodes, replace=False)
+    found = reconstruction(proper_ancestors(tax), model.scores, nodes)
+    first, second = some_pairs(len(tax), rng)
+    points = model.points()
+    stretched = distortion(model.manifold.dist(points[first], points[second]), tax.distance(first, second))
+    below, above, labels = entailment_pairs(tax, rng)
+    outside = model.pair_scores(torch.from_numpy(below), torch.from_numpy(above))
+    return {
+        "mean_average_precision": found.mean_average_precision,
+        "mean_rank": found.mean_rank,
+        "distortion": stretched.mean,
+        "worst_distortion": stretched.worst,
+        "radius_tau": metrics.taxonomy_tau(tax, model.manifold.dist0(points)),
+        "entailment_auc": metrics.entailment_auc(-outside, labels),
+        "entailment_ap": metrics.entailment_ap(-outside, labels),
+    }
+
+
+def some_pairs(count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """All pairs of different nodes where they are few, else a random sample of them."""
+    if count * (count - 1) // 2 <= PAIRS:
+        return np.triu_indices(count, 1)
+    first = rng.integers(0, count, PAIRS)
+    return first, (first + rng.integers(1, count, PAIRS)) % count
+
+
+def entailment_pairs(tax: Taxonomy, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Nodes, each with one of its ancestors or, as often, with a random node that is none; and which it is."""
+    below, above = proper_ancestors(tax).expand(np.arange(len(tax)))
+    chosen = rng.permutation(len(below))[:PAIRS]
+    first, second = rng.integers(0, len(tax), (2, len(chosen)))
+    wrong = ~tax.entails(second, first)
+    return (
+        np.concatenate([below[chosen], first[wrong]]),
+        np.concatenate([above[chosen], second[wrong]]),
+        np.repeat([1, 0], [len(chosen), int(wrong.sum())]),
+    )

@@ -1,0 +1,298 @@
+"""``leafward evaluate PREDICTIONS --task hierarchy --taxonomy FILE``: metrics and decisions over a taxonomy."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from leafward.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.figure import Figure
+    from rich.console import Console
+
+    from leafward.hierarchy import Taxonomy
+    from leafward.hierarchy.decisions import RiskCoverage
+    from leafward.recipes._taxonomy_predictions import Predictions
+    from leafward.report import Page
+
+SUMMARY = (
+    "Hierarchical metrics of a classifier's labels or probabilities, and of every decision that can be made of them."
+)
+RANKS = 5
+COLUMNS = {
+    "coverage": "coverage",
+    "accuracy": "accuracy",
+    "precision": "precision",
+    "recall": "recall",
+    "f1": "F₁",
+    "tree_induced_error": "distance",
+    "lca_height": "LCA height",
+    "mistake_severity": "severity",
+}
+"""Field of a metrics report -> its column."""
+
+
+@dataclass
+class Args:
+    target: Annotated[Path, tyro.conf.Positional]
+    """CSV with columns true and predicted (predicted_2 … for lower ranks) or one of probabilities for each class; or
+    .npy, .npz, .safetensors with probabilities or logits."""
+    taxonomy: str
+    """Taxonomy: .csv of child,parent; .json; .txt; wordnet; wordnet:NODE."""
+    true: Path | None = None
+    """True class of each row, for an array file: names (.txt, .json, .csv) or numbers of columns (.npy)."""
+    classes: Path | None = None
+    """Class of each column, for an array file (.txt, .json or .csv); default: the taxonomy's leaves in order."""
+    logits: bool = False
+    """The numbers are logits: take a softmax first."""
+    threshold: float = 0.9
+    """Probability that an answer of the back-off must reach."""
+    abstain: float = 0.5
+    """Probability below which the most probable leaf is not answered."""
+    restrict: bool = False
+    """Cut the taxonomy to the classes and what is above them, so that every class is a leaf."""
+    root: str | None = None
+    """Name of a root to put above a taxonomy that has several."""
+    out: Path | None = None
+    """Folder for hierarchy.json, decisions.csv and report.html (default: runs/hierarchy-NAME)."""
+
+
+def run(args: Args, console: Console) -> dict[str, Any]:
+    from leafward.files import write_json
+    from leafward.recipes._taxonomy_inputs import read_taxonomy
+    from leafward.recipes._taxonomy_predictions import read_predictions
+
+    for flag in ("threshold", "abstain"):
+        if not 0.0 <= getattr(args, flag) <= 1.0:
+            raise UsageError(f"{flag} must lie between 0 and 1, got {getattr(args, flag)}")
+    tax = read_taxonomy(args.taxonomy, args.root)
+    given = read_predictions(args.target, tax, classes=args.classes, true=args.true, logits=args.logits)
+    tax, given = _fitted(tax, given, args)
+    answers, notes = _answers(tax, given, args)
+    curves = {} if given.probabilities is None else _curves(tax, given, answers[ARG_MAX])
+    result = {
+        "taxonomy": repr(tax),
+        "decisions": {name: _scores(tax, chosen, given.true) for name, chosen in answers.items()},
+        "ranked": _ranked(tax, given),
+        "risk_coverage": {name: _curve_json(curve) for name, curve in curves.items()},
+        "notes": notes,
+    }
+    result["headline"] = _headline(result)
+    out = args.out or Path("runs") / f"hierarchy-{args.target.stem}"
+    _write_decisions(out / "decisions.csv", tax, given, answers)
+    write_json(out / "hierarchy.json", result)
+    _page(args, result, curves).write(out / "report.html")
+    _show(result, console)
+    console.print(f"wrote {out / 'report.html'}, hierarchy.json and decisions.csv", markup=False)
+    return {"out": str(out), **result}
+
+
+ARG_MAX = "most probable leaf"
+GIVEN = "as predicted"
+
+
+def _fitted(tax: Taxonomy, given: Predictions, args: Args) -> tuple[Taxonomy, Predictions]:
+    """The taxonomy in which every class is a leaf, and the predictions in its numbers."""
+    from leafward.errors import DataError
+    from leafward.recipes._taxonomy_inputs import named
+
+    if given.classes is None:
+        if args.restrict:
+            raise UsageError("--restrict belongs to probabilities, whose columns say what the classes are")
+        return tax, given
+    if not args.restrict:
+        inner = given.classes[tax.height[given.classes] > 0]
+        if inner.size:
+            raise DataError(
+                f"{args.target}: the class {tax.names[inner[0]]!r} is no leaf of {args.taxonomy}; --restrict cuts the "
+                "taxonomy to the classes"
+            )
+        return tax, given
+    part = tax.restrict(given.classes)
+    names = [tax.names[node] for node in given.classes]
+    with named(args.true or args.target):
+        truth = part.ids([tax.names[node] for node in given.true], "true (after --restrict)")
+    return part, given._replace(true=truth, classes=part.ids(names))
+
+
+def _answers(tax: Taxonomy, given: Predictions, args: Args) -> tuple[dict[str, np.ndarray], list[str]]:
+    """What each decision answers, by number of node: name -> (B); −1: no answer. And notes on what was left out."""
+    import numpy as np
+
+    from leafward.hierarchy import decide
+    from leafward.recipes._taxonomy_inputs import named
+
+    if given.answers is not None:
+        return {GIVEN: given.answers[:, 0]}, []
+    p, columns = given.probabilities, given.classes
+    assert p is not None
+    with named(args.target):
+        ways = decide.path(tax, p, columns)
+        answers = {
+            ARG_MAX: decide.leaf(tax, p, columns),
+            "path, child by child": ways[np.arange(len(ways)), (ways >= 0).sum(axis=1) - 1],
+            f"back-off at {args.threshold:g}": decide.back_off(tax, p, args.threshold, columns),
+            f"abstain below {args.abstain:g}": decide.abstain(tax, p, args.abstain, columns),
+        }
+    notes = []
+    costs: dict[str, Callable[[], Any]] = {
+        "least expected distance": lambda: decide.expected_cost(tax, p, "distance", columns),
+        "least expected LCA height": lambda: decide.expected_cost(tax, p, "lca_height", columns),
+        "least expected distance, any node": lambda: decide.expected_cost(
+            tax, p, "distance", columns, np.arange(len(tax))
+        ),
+    }
+    for name, choose in costs.items():
+        try:
+            answers[name] = choose()
+        except UsageError as error:  # a DAG so large that the matrix of costs does not fit
+            notes.append(f"“{name}” was left out: {error}")
+    return answers, notes
+
+
+def _scores(tax: Taxonomy, chosen: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
+    """The metrics of one decision; only its coverage where nothing was answered."""
+    from leafward.hierarchy import metrics
+
+    if (chosen < 0).all():
+        return {"count": len(truth), "coverage": 0.0}
+    return metrics.evaluate(tax, chosen, truth).to_dict()
+
+
+def _ranked(tax: Taxonomy, given: Predictions) -> dict[str, float]:
+    """Mean LCA height of the first k answers, for each k: hierarchical distance@k."""
+    import numpy as np
+
+    from leafward.hierarchy import metrics
+
+    if given.answers is not None:
+        ranks = given.answers
+    else:
+        assert given.probabilities is not None
+        assert given.classes is not None
+        ranks = given.classes[np.argsort(-given.probabilities, axis=1, kind="stable")[:, :RANKS]]
+    if ranks.shape[1] < 2 or (ranks < 0).any():
+        return {}
+    return metrics.evaluate(tax, ranks, given.true).to_dict()["distance_at_k"]
+
+
+def _curves(tax: Taxonomy, given: Predictions, chosen: np.ndarray) -> dict[str, RiskCoverage]:
+    """Risk against coverage of the most probable leaf, as the bar for its probability falls."""
+    from leafward.hierarchy import decide
+
+    assert given.probabilities is not None
+    sure = given.probabilities.max(axis=1)
+    losses = {"error": chosen != given.true, "distance": tax.distance(chosen, given.true)}
+    return {name: decide.risk_coverage(sure, loss) for name, loss in losses.items()}
+
+
+def _curve_json(curve: RiskCoverage) -> dict[str, Any]:
+    return {
+        "area": curve.area,
+        "threshold": curve.threshold.tolist(),
+        "coverage": curve.coverage.tolist(),
+        "risk": curve.risk.tolist(),
+    }
+
+
+def _headline(result: dict[str, Any]) -> list[dict[str, Any]]:
+    from leafward.report import Number
+
+    name, first = next(iter(result["decisions"].items()))
+    numbers = [
+        Number("accuracy", first.get("accuracy"), better="higher", note=name),
+        Number("hierarchical F₁", first.get("f1"), better="higher", note=name),
+        Number("distance to the truth", first.get("tree_induced_error"), unit="edges", better="lower", note=name),
+        Number(
+            "mistake severity", first.get("mistake_severity"), better="lower", note="LCA height of the wrong answers"
+        ),
+    ]
+    if result["risk_coverage"]:
+        area = result["risk_coverage"]["error"]["area"]
+        numbers.append(Number("area under risk–coverage", area, better="lower", note="error of the most probable leaf"))
+    return [number.to_json() for number in numbers]
+
+
+def _write_decisions(path: Path, tax: Taxonomy, given: Predictions, answers: dict[str, np.ndarray]) -> None:
+    """One row for each sample: its truth and what each decision answers, by name."""
+    from leafward.files import replacing
+
+    def called(node: int) -> str:
+        return tax.names[node] if node >= 0 else ""
+
+    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["id", "true", *answers])
+        for row, name in enumerate(given.ids):
+            writer.writerow([name, called(given.true[row]), *(called(chosen[row]) for chosen in answers.values())])
+
+
+def _page(args: Args, result: dict[str, Any], curves: dict[str, RiskCoverage]) -> Page:
+    from leafward.report import Number, Page
+
+    page = Page("Hierarchical evaluation", subtitle=f"{args.target} over {args.taxonomy}: {result['taxonomy']}")
+    for note in result["notes"]:
+        page.note(note)
+    page.headline([Number.from_json(number) for number in result["headline"]])
+    page.section("Decisions")
+    page.table(
+        ["decision", *COLUMNS.values()],
+        [[name, *(scores.get(field) for field in COLUMNS)] for name, scores in result["decisions"].items()],
+        "Means over the answered samples. Precision and recall are of ancestor sets, the node itself in and the root "
+        "out; distance in edges; severity is the LCA height of the wrong answers alone",
+    )
+    levels = {level for scores in result["decisions"].values() for level in scores.get("level_accuracy", {})}
+    page.table(
+        ["decision", *(f"level {level}" for level in sorted(levels, key=int))],
+        [
+            [name, *(scores.get("level_accuracy", {}).get(level) for level in sorted(levels, key=int))]
+            for name, scores in result["decisions"].items()
+        ],
+        "Accuracy level by level: of the samples whose truth reaches it, those whose answer shares its ancestor there",
+    )
+    if result["ranked"]:
+        page.table(
+            [f"k = {k}" for k in result["ranked"]],
+            [list(result["ranked"].values())],
+            "Hierarchical distance@k: mean LCA height of the first k answers",
+        )
+    if curves:
+        page.section("Risk and coverage")
+        for name, curve in curves.items():
+            page.figure(_figure(name, curve), f"{RISKS[name]} against the share answered, most sure first.")
+    page.section("How this was made")
+    page.command("leafward " + " ".join(sys.argv[1:]))
+    return page
+
+
+RISKS = {"error": "Share of wrong answers", "distance": "Mean distance to the truth, in edges,"}
+
+
+def _figure(name: str, curve: RiskCoverage) -> Figure:
+    from leafward.report import line_with_band, new_figure
+
+    figure, axes = new_figure()
+    line_with_band(axes, curve.coverage, curve.risk, drawstyle="steps-post")
+    axes.set(xlabel="coverage", ylabel=RISKS[name].rstrip(",").lower(), xlim=(0, 1))
+    axes.set_ylim(bottom=0)
+    return figure
+
+
+def _show(result: dict[str, Any], console: Console) -> None:
+    from rich.table import Table
+
+    table = Table("decision", *COLUMNS.values())
+    for name, scores in result["decisions"].items():
+        values = [scores.get(field) for field in COLUMNS]
+        table.add_row(name, *("–" if value is None else f"{value:.4g}" for value in values))
+    console.print(table)
+    for note in result["notes"]:
+        console.print(f"note: {note}", markup=False)
