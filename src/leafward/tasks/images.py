@@ -69,7 +69,8 @@ def read_image(source: str | Path | bytes, name: str = "") -> Image:
 
 def load_images(data: str | Path, held_out: float = 0.1, seed: int = 0) -> ImageSets:
     """Read a data set by its kind: a folder of class folders, one with train/ and val/ of those, a Parquet file with
-    encoded images or a folder of such files, a Hugging Face data set on disk, arrays in an .npz file, or torchvision:NAME:FOLDER.
+    encoded images or a folder of such files, a Hugging Face data set on disk, arrays in an .npz file, or
+    torchvision:NAME:FOLDER.
 
     Data without a split of their own give the part `held_out` of each class away, drawn by `seed`.
     """
