@@ -11,8 +11,9 @@ Names are imported on first use, so that importing the package costs nothing.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from leafward._lazy import lazy
 
 if TYPE_CHECKING:
     from leafward.adapters.block_scale import BlockScaleConfig
@@ -50,7 +51,6 @@ _HOME = {
         "trainable_parameters",
     ),
 }
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "Adapter",
@@ -70,12 +70,4 @@ __all__ = [
     "trainable_parameters",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy(__name__, _HOME)
