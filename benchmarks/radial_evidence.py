@@ -1,7 +1,8 @@
 """Does Radial Embedding teach a text encoder the hierarchy of captions, and what does it cost elsewhere?
 
-    python benchmarks/radial_evidence.py --model DIR --data DIR > radial.json                       one GPU, minutes
+    python benchmarks/radial_evidence.py --model DIR --data DIR --out radial.json                   one GPU, minutes
     python benchmarks/radial_evidence.py --model DIR --data DIR --captions 1500 --seeds 1            one core
+    python benchmarks/radial_evidence.py --model DIR --data DIR --rates 1e-4 3e-5 --no-search        rates as given
     python benchmarks/radial_evidence.py --model DIR --data DIR --frozen                             zero-shot alone
 
 DIR of the data holds hierarcaps_test_expanded.csv.gz, hierarcaps_test.jsonl (or .parquet), hyperlex-data.zip and
@@ -9,7 +10,8 @@ breeds_hierarchy/. The text encoder has no image side: a second human caption of
 path retrieval, and in BREEDS the names of the classes are assigned to the nodes above them. Of the expanded chains
 those that share no image with the test set are learned from; a twentieth of them, by image, is kept aside to choose
 each loss's learning rate by its own objective. The frozen model, Radial Embedding and the entailment-cone loss, each
-in flat and in hyperbolic space, are then scored on the same test chains.
+in flat and in hyperbolic space, are then scored on the same test chains. What is found is written to the file of --out
+after every trained model, so that a run that is cut off leaves what it had.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,7 @@ from leafward.adapters.radial import RadialModel
 from leafward.adapters.radial_config import RadialConfig
 from leafward.engine import DataOrder, RunDirectory, fit
 from leafward.engine.loop import to_device
-from leafward.files import finite
+from leafward.files import finite, write_json
 from leafward.recipes._radial_suite import Suite, load_suite, score_suite
 from leafward.recipes._radial_training import captions_of, loop_and_optim, prepare, split
 from leafward.recipes.radial import Config
@@ -58,19 +61,25 @@ def main() -> None:
     tree = breeds.read_breeds(args.data / "breeds_hierarchy")
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
-        "settings": vars(args) | {"model": str(args.model), "data": str(args.data)},
+        "settings": {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()},
         "frozen": scores(suite, tree, encoder, RadialConfig()),
     }
     log(began, f"frozen: {found['frozen']}")
+
+    def keep(**news: Any) -> None:
+        found.update(news, seconds=round(time.perf_counter() - began, 1))
+        if args.out is not None:
+            write_json(args.out, found)
+
+    keep()
     if not args.frozen:
         learned, watched = split(captions_of(config), VALIDATION, 0)
         learned = learned[: args.captions]
         data, held = CaptionData(learned, encoder), CaptionData(watched[: args.validation], encoder)
-        found["captions"] = {"learned": len(data), "validation": len(held), "texts": len(data.texts)}
+        keep(captions={"learned": len(data), "validation": len(held), "texts": len(data.texts)})
         log(began, f"captions: {found['captions']}")
         trained = Trained(config, copy.deepcopy(encoder).cpu(), suite, tree, data, held, device)
-        found["methods"] = compare(args, trained, began)
-    found["seconds"] = round(time.perf_counter() - began, 1)
+        compare(args, trained, began, lambda methods: keep(methods=methods))
     print(json.dumps(finite(found), indent=2))
 
 
@@ -82,11 +91,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--validation", type=int, default=1000, help="validation chains, at most")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rates", type=float, nargs="+", default=[3e-5, 1e-4, 3e-4], help="learning rates to try")
+    parser.add_argument(
+        "--no-search", action="store_true", help="--rates are those of the radial and the cone loss; one is for both"
+    )
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--train", choices=("full", "lora", "blocks"), default="full")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no further run after this time")
     parser.add_argument("--frozen", action="store_true", help="score the frozen model and stop")
-    return parser.parse_args()
+    parser.add_argument("--out", type=Path, default=None, help="file for the result, rewritten after every training")
+    args = parser.parse_args()
+    if args.no_search and len(args.rates) not in (1, len(RIVALS)):
+        parser.error(f"--no-search needs one rate, or one for each of the {len(RIVALS)} losses, got {len(args.rates)}")
+    return args
 
 
 def settings(args: argparse.Namespace) -> Config:
@@ -153,34 +169,42 @@ def scores(suite: Suite, tree: breeds.Breeds, encoder: Encoder, objective: Radia
     return found | {"breeds_names": levels["mean_accuracy"]}
 
 
-def compare(args: argparse.Namespace, trained: Trained, began: float) -> dict[str, Any]:
-    """Rates for each rival, then all seeds of both; then their twins, as far as the time goes."""
+def compare(args: argparse.Namespace, trained: Trained, began: float, keep: Callable[[dict[str, Any]], None]) -> None:
+    """Rates for each rival, then all seeds of both; then their twins, as far as the time goes.
+
+    `keep` gets the summary anew after every training.
+    """
     runs: dict[str, list[dict[str, float]]] = {}
     chosen: dict[str, Any] = {}
-    plan = []
-    for rival in RIVALS:
-        tried = {}
-        for rate in args.rates:
+    plan, left_out = [], []
+
+    def summary() -> dict[str, Any]:
+        found = {name: chosen[name] | {"scores": summarise(several)} for name, several in runs.items()}
+        return found | ({"left_out": left_out} if left_out else {})
+
+    for place, rival in enumerate(RIVALS):
+        name, tried = name_of(rival), {}
+        for rate in [args.rates[place % len(args.rates)]] if args.no_search else args.rates:
             model, value = trained(rival, rate, 0)
             tried[rate] = (value, trained.scores(model, rival))
-            log(began, f"{name_of(rival)} lr {rate:g}: objective {value:.4f}, {tried[rate][1]}")
-        best = min(tried, key=lambda rate: tried[rate][0])
-        chosen[name_of(rival)] = {"lr": best, "objectives": {f"{rate:g}": tried[rate][0] for rate in tried}}
-        runs[name_of(rival)] = [tried[best][1]]
+            log(began, f"{name} lr {rate:g}: objective {value:.4f}, {tried[rate][1]}")
+            best = min(tried, key=lambda rate: tried[rate][0])
+            chosen[name] = {"lr": best, "objectives": {f"{rate:g}": tried[rate][0] for rate in tried}}
+            runs[name] = [tried[best][1]]
+            keep(summary())
+        lr = chosen[name]["lr"]
         twin = dataclasses.replace(rival, geometry=TWIN[rival.geometry])
-        chosen[name_of(twin)] = {"lr": best}
-        plan += [(0, rival, best, seed) for seed in range(1, args.seeds)]
-        plan += [(1, twin, best, seed) for seed in range(args.seeds)]
-    left_out = []
+        chosen[name_of(twin)] = {"lr": lr}
+        plan += [(0, rival, lr, seed) for seed in range(1, args.seeds)]
+        plan += [(1, twin, lr, seed) for seed in range(args.seeds)]
     for _, objective, rate, seed in sorted(plan, key=lambda entry: entry[0]):
         if time.perf_counter() - began > args.seconds:
             left_out.append(f"{name_of(objective)} seed {seed}")
-            continue
-        model, _ = trained(objective, rate, seed)
-        runs.setdefault(name_of(objective), []).append(trained.scores(model, objective))
-        log(began, f"{name_of(objective)} seed {seed}: {runs[name_of(objective)][-1]}")
-    summary = {name: chosen[name] | {"scores": summarise(several)} for name, several in runs.items()}
-    return summary | ({"left_out": left_out} if left_out else {})
+        else:
+            model, _ = trained(objective, rate, seed)
+            runs.setdefault(name_of(objective), []).append(trained.scores(model, objective))
+            log(began, f"{name_of(objective)} seed {seed}: {runs[name_of(objective)][-1]}")
+        keep(summary())
 
 
 def name_of(objective: RadialConfig) -> str:

@@ -1,14 +1,20 @@
-"""How fast HCFormer is beside timm's Swin: same precision, same batch, compiled alike, in one run.
+"""How fast HCFormer is beside timm's Swin, and what Hi-Mapper adds to a backbone: same precision, same batch, compiled
+alike, in one run.
 
     python benchmarks/vision.py                                   # one CPU thread, float32, eager, batch 8
     python benchmarks/vision.py --device cuda --only inference    # bfloat16, channels-last, compiled, batch 256
     python benchmarks/vision.py --device cuda --only training growth
+    python benchmarks/vision.py --device cuda --only himapper     # added time at batch 64, inference and training
 
 `inference` and `training` give images per second and the ratio to swin_tiny (medium also to swin_small), on a GPU the
-peak memory too. `growth` times one model from 224² to 896² pixels, as many pixels in each batch, and gives the time
+peak memory too. `himapper` gives the time and the parameters that the mapper adds, as parts of the backbone's own.
+`growth` times one model from 224² to 896² pixels, as many pixels in each batch, and gives the time
 per pixel relative to the smallest. Every result is printed as a line of JSON as soon as it is there, and the last line
 is one JSON object of all. A model that fails is reported by its error and the others go on; what does not fit into
 `--seconds` is left out and listed.
+
+A GPU compiles block by block: blocks of one kind and shape share their code, so that a model of 24 blocks is ready
+after those of its four stages. `--compile whole` compiles each model as one graph, which takes minutes.
 """
 
 from __future__ import annotations
@@ -29,18 +35,39 @@ import torch.nn.functional as F
 
 import leafward.models.hcformer  # noqa: F401  (registers the models)
 from _timing import cuda_ms, first_line, interleaved
+from leafward.models.himapper import HiMapper
 
-REFERENCES = ("swin_tiny", "swin_small")
+REFERENCES = {"swin_tiny": "swin_tiny_patch4_window7_224", "swin_small": "swin_small_patch4_window7_224"}
 OURS = ("hcformer_nano", "hcformer_tiny", "hcformer_small", "hcformer_medium")
-PARTS = ("inference", "training", "growth")
+MAPPED = {"himapper_resnet50": "resnet50", "himapper_deit_small": "deit_small"}
+TIMM = {**REFERENCES, "deit_small": "deit_small_patch16_224"}
+"""Full names in timm of the models that are called by a shorter one here."""
+MAPPED_BATCH = 64
+BLOCKS = ("Block", "SwinTransformerBlock", "Bottleneck", "HierarchyMapper")
+"""Classes of the modules that are compiled one by one: HCFormer's and DeiT's, Swin's, ResNet's, Hi-Mapper's."""
+PARTS = ("inference", "training", "himapper", "growth")
 GROWTH_MODEL, GROWTH_SIZES = "hcformer_tiny", (224, 448, 672, 896)
 
 
 def build(name: str, device: str) -> torch.nn.Module:
     torch.manual_seed(0)
-    full = f"{name}_patch4_window7_224" if name.startswith("swin") else name
-    model = timm.create_model(full, num_classes=1000).to(device)
+    plain = MAPPED.get(name, name)
+    # timm's Swin has stochastic depth unless told, with a rate of its own in every block.
+    model: torch.nn.Module = timm.create_model(TIMM.get(plain, plain), num_classes=1000, drop_path_rate=0.0)
+    if name in MAPPED:
+        model = HiMapper(model)
+    model = model.to(device)
     return model.to(memory_format=torch.channels_last) if device == "cuda" else model  # pyright: ignore
+
+
+def compile_model(model: torch.nn.Module, how: str) -> None:
+    if how == "whole":
+        model.compile(fullgraph=True)
+    elif how == "blocks":
+        for module in model.modules():
+            if type(module).__name__ in BLOCKS:
+                # Its forward and not the module, so that each class has its own cache of compiled code.
+                module.forward = torch.compile(module.forward, fullgraph=True, dynamic=False)
 
 
 def images(count: int, size: int, device: str) -> torch.Tensor:
@@ -48,27 +75,29 @@ def images(count: int, size: int, device: str) -> torch.Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def inference_call(model: torch.nn.Module, x: torch.Tensor, compiled: bool) -> Callable[[], object]:
+def inference_call(model: torch.nn.Module, x: torch.Tensor) -> Callable[[], object]:
     model.eval()
-    forward = torch.compile(model, fullgraph=True) if compiled else model
 
     def call() -> object:
         with torch.inference_mode(), torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
-            return forward(x)
+            return model(x)
 
     return call
 
 
-def training_call(model: torch.nn.Module, x: torch.Tensor, compiled: bool) -> Callable[[], object]:
-    """Forward, backward and an AdamW step."""
+def training_call(model: torch.nn.Module, x: torch.Tensor) -> Callable[[], object]:
+    """Forward with all losses, backward and an AdamW step."""
     model.train()
-    forward = torch.compile(model, fullgraph=True) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=x.is_cuda)
     target = torch.randint(1000, (len(x),), device=x.device)
 
     def call() -> object:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
-            loss = F.cross_entropy(forward(x), target)
+            if isinstance(model, HiMapper):
+                logits, losses = model(x, losses=True)
+                loss = F.cross_entropy(logits, target) + losses.total()
+            else:
+                loss = F.cross_entropy(model(x), target)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -84,10 +113,10 @@ def emit(record: dict[str, Any]) -> None:
     print(json.dumps(record), flush=True)
 
 
-def ratios(speed: dict[str, float]) -> dict[str, float]:
+def ratios(times: dict[str, float]) -> dict[str, float]:
     """Throughput over that of the reference, for whichever pairs were measured."""
     pairs = [(ours, "swin_tiny") for ours in OURS] + [("hcformer_medium", "swin_small")]
-    return {f"{a} / {b}": speed[a] / speed[b] for a, b in pairs if a in speed and b in speed}
+    return {f"{a} / {b}": times[b] / times[a] for a, b in pairs if a in times and b in times}
 
 
 class Runner:
@@ -95,8 +124,7 @@ class Runner:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.device, self.batch, self.rounds = args.device, args.batch, args.rounds
-        self.models: Sequence[str] = args.models
-        self.compiled: bool = args.compile
+        self.compile: str = args.compile
         self.end = time.monotonic() + args.seconds
         self.records: list[dict[str, Any]] = []
         self.left_out: list[str] = []
@@ -112,53 +140,72 @@ class Runner:
         self.left_out.append(what)
         return False
 
-    def speeds(self, part: str) -> dict[str, float]:
-        """Images per second of every model in `part`."""
-        return self._on_cuda(part) if self.device == "cuda" else self._on_cpu(part)
+    def times(self, part: str, models: Sequence[str], batch: int) -> dict[str, float]:
+        """Milliseconds of each model for a batch: `part` is inference or training."""
+        return (self._on_cuda if self.device == "cuda" else self._on_cpu)(part, models, batch)
 
-    def _on_cpu(self, part: str) -> dict[str, float]:
+    def _on_cpu(self, part: str, models: Sequence[str], batch: int) -> dict[str, float]:
         """All models take turns, by process time, because other work on the machine must not count."""
-        x = images(self.batch, 224, "cpu")
-        calls = {name: CALLS[part](build(name, "cpu"), x, self.compiled) for name in self.models}
-        speed = {}
-        for name, times in interleaved(calls, self.rounds).items():
-            speed[name] = 1e3 * self.batch / times["cpu_ms"]
-            self.note(part=part, model=name, images_per_second=speed[name], **times)
-        return speed
+        x = images(batch, 224, "cpu")
+        calls = {}
+        for name in models:
+            model = build(name, "cpu")
+            compile_model(model, self.compile)
+            calls[name] = CALLS[part](model, x)
+        found = interleaved(calls, self.rounds)
+        for name, times in found.items():
+            self.note(part=part, model=name, batch=batch, images_per_second=1e3 * batch / times["cpu_ms"], **times)
+        return {name: times["cpu_ms"] for name, times in found.items()}
 
-    def _on_cuda(self, part: str) -> dict[str, float]:
-        speed = {}
-        for name in self.models:
+    def _on_cuda(self, part: str, models: Sequence[str], batch: int) -> dict[str, float]:
+        found = {}
+        for name in models:
             if not self.fits(f"{part} {name}"):
                 continue
             try:
-                speed[name] = self._one_on_cuda(part, name)
+                found[name] = self._one_on_cuda(part, name, batch)
             except Exception as error:
                 self.note(part=part, model=name, error=first_line(error))
             torch.compiler.reset()
             torch.cuda.empty_cache()
-        return speed
+        return found
 
-    def _one_on_cuda(self, part: str, name: str) -> float:
+    def _one_on_cuda(self, part: str, name: str, batch: int) -> float:
         started = time.monotonic()
-        model, x = build(name, "cuda"), images(self.batch, 224, "cuda")
-        call = CALLS[part](model, x, self.compiled)
+        model, x = build(name, "cuda"), images(batch, 224, "cuda")
+        compile_model(model, self.compile)
+        call = CALLS[part](model, x)
         call()
         torch.cuda.synchronize()
         first = time.monotonic() - started
         torch.cuda.reset_peak_memory_stats()
         milliseconds = cuda_ms(call, self.rounds)
-        speed = 1e3 * self.batch / milliseconds
         self.note(
             part=part,
             model=name,
-            images_per_second=speed,
+            batch=batch,
+            images_per_second=1e3 * batch / milliseconds,
             milliseconds=milliseconds,
             peak_gib=torch.cuda.max_memory_allocated() / 2**30,
             parameters=sum(p.numel() for p in model.parameters()),
             seconds_to_first_call=first,
         )
-        return speed
+        return milliseconds
+
+    def himapper(self) -> dict[str, float]:
+        """What the mapper adds to each backbone, as a part of the backbone's own."""
+        both = [name for mapped, plain in MAPPED.items() for name in (plain, mapped)]
+        added: dict[str, float] = {}
+        for mapped, plain in MAPPED.items():
+            ours, theirs = (sum(p.numel() for p in build(name, "meta").parameters()) for name in (mapped, plain))
+            added[f"{mapped}: parameters"] = ours / theirs - 1
+        for part in CALLS:
+            times = self.times(part, both, min(self.batch, MAPPED_BATCH))
+            for mapped, plain in MAPPED.items():
+                if mapped in times and plain in times:
+                    added[f"{mapped}: {part} time"] = times[mapped] / times[plain] - 1
+            emit({"part": "himapper", "added": added})
+        return added
 
     def growth(self) -> dict[str, float]:
         """Time per pixel at each size over that at the first, eager inference."""
@@ -168,7 +215,7 @@ class Runner:
         calls, pixels = {}, {}
         for size in GROWTH_SIZES:
             count = max(1, round(most * (GROWTH_SIZES[0] / size) ** 2))
-            calls[str(size)] = inference_call(model, images(count, size, self.device), False)
+            calls[str(size)] = inference_call(model, images(count, size, self.device))
             pixels[str(size)] = count * size * size
         if self.device == "cuda":
             spent = {size: cuda_ms(call, self.rounds) for size, call in calls.items()}
@@ -184,18 +231,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=None, help="parts (default: all; cpu: inference)")
-    parser.add_argument("--models", nargs="+", choices=REFERENCES + OURS, default=None)
+    parser.add_argument("--models", nargs="+", choices=(*REFERENCES, *OURS), default=None)
     parser.add_argument("--batch", type=int, default=None, help="images (default: 8 on a CPU, 256 on a GPU)")
     parser.add_argument("--rounds", type=int, default=None, help="timed calls of each (default: 5 on a CPU, 20)")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=None, help="default: on a GPU only")
-    parser.add_argument("--seconds", type=float, default=None, help="begin nothing new after this long (GPU: 110)")
+    parser.add_argument("--compile", choices=("no", "blocks", "whole"), default=None, help="default: blocks on a GPU")
+    parser.add_argument("--seconds", type=float, default=None, help="begin nothing new after this long (GPU: 480)")
     args = parser.parse_args()
     cuda = args.device == "cuda"
     args.models = args.models or (["swin_tiny", *OURS[1:], "swin_small"] if cuda else ["swin_tiny", *OURS])
     args.batch = args.batch or (256 if cuda else 8)
     args.rounds = args.rounds or (20 if cuda else 5)
-    args.compile = cuda if args.compile is None else args.compile
-    args.seconds = args.seconds or (110.0 if cuda else float("inf"))
+    args.compile = args.compile or ("blocks" if cuda else "no")
+    args.seconds = args.seconds or (480.0 if cuda else float("inf"))
+    torch._dynamo.config.recompile_limit = 32  # a block has one version for each stage and kind
     if cuda:
         torch.backends.cudnn.benchmark = True
     else:
@@ -213,9 +261,11 @@ def main() -> None:
         if part == "growth":
             if runner.fits(part):
                 result[part] = runner.growth()
-            continue
-        result[part] = ratios(runner.speeds(part))
-        emit({"part": part, "ratios": result[part]})
+        elif part == "himapper":
+            result[part] = runner.himapper()
+        else:
+            result[part] = ratios(runner.times(part, args.models, args.batch))
+            emit({"part": part, "ratios": result[part]})
     emit(result | {"records": runner.records, "left_out": runner.left_out})
 
 

@@ -11,6 +11,7 @@ import torch
 from radial_toys import make
 
 from leafward.adapters import BlockScaleConfig, adapters, attach, load_encoder, save_pretrained
+from leafward.adapters.encoders import open_image
 from leafward.cli import main
 from leafward.tasks.fewshot import read_features
 
@@ -50,6 +51,9 @@ def test_an_export_of_the_adapter_alone(tmp_path: Path, capsys: pytest.CaptureFi
     assert sorted(path.name for path in out.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     assert main(["export", str(tmp_path / "run"), "--to", str(out)]) == 2
     assert "is not empty" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "file")]) == 2
+    assert "not a directory" in capsys.readouterr().err
     assert main(["export", str(tmp_path), "--to", str(tmp_path / "new")]) == 1
     assert "holds no adapter" in capsys.readouterr().err
 
@@ -79,8 +83,13 @@ def test_features_of_class_folders_train_and_transfer(tmp_path: Path, capsys: py
     data = read_features(tmp_path / "set0.npz")
     assert data.class_names == ("car", "cat", "dog", "red_bus")
     encoder = load_encoder(base)
-    torch.testing.assert_close(data.texts[3:], encoder.encode_text(["a photo of a red bus."]))
-    torch.testing.assert_close(data.images[:1], encoder.encode_image([tmp_path / "images0" / "car" / "0.png"]))
+    pixels = encoder.prepare_images([open_image(tmp_path / "images0" / "car" / "0.png")])
+    for found, plain in (
+        (data.texts[3:], encoder._text(encoder.tokenize(["a photo of a red bus."]))),
+        (data.images[:1], encoder._image(pixels)),
+    ):
+        torch.testing.assert_close(found, plain.detach())  # with the norm, which may be read as a radius
+        assert abs(float(found.norm()) - 1) > 1e-3
 
     run = tmp_path / "run"
     words = ["--features", str(tmp_path / "set0.npz"), "--out", str(run), "--max-steps", "5", "--seeds", "2"]

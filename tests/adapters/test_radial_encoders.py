@@ -56,6 +56,13 @@ def test_images_where_there_is_an_image_side(encoder, tmp_path):
     assert not torch.allclose(rows[0], rows[1], atol=1e-3)
     with pytest.raises(DataError, match="cannot read"):
         encoder.encode_image([b"no image"])
+    broken = tmp_path / "broken.png"
+    broken.write_bytes((tmp_path / "blue.png").read_bytes()[:-30])
+    with pytest.raises(DataError, match=r"cannot read the image .*broken\.png"):
+        encoder.encode_image([broken])
+    raw = encoder.encode_image([tmp_path / "blue.png"], unit=False)
+    assert abs(float(raw.norm()) - 1) > 1e-3
+    torch.testing.assert_close(torch.nn.functional.normalize(raw, dim=-1)[0], rows[1])
 
 
 @pytest.mark.parametrize("how", ["full", "lora", "blocks"])

@@ -12,12 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from leafward import __version__
 from leafward.cli import COMMANDS, main
 from leafward.commands import audit, train
 from leafward.data import embedded
+from leafward.geometry import poincare
 from leafward.recipes import PREPARATIONS
 
 EMBEDDING = str(embedded("stories260k_embedding.npy"))
@@ -175,6 +177,25 @@ def test_audit_prints_a_verdict_and_writes_its_page(tmp_path):
     saved = json.loads((tmp_path / "seen" / "audit.json").read_text(encoding="utf-8"))
     assert saved["audits"][0]["raw"]["mean_squared_overlap"] == pytest.approx(expected, rel=1e-5)
     assert "<svg" in (tmp_path / "seen" / "report.html").read_text(encoding="utf-8")
+
+
+def test_audit_gives_the_hyperbolic_radius(tmp_path):
+    """Twice the norm, which is the distance of exp₀(z) from the origin of the ball at any curvature."""
+    made = {
+        name: scale * np.random.default_rng(0).normal(size=(40, 6)) for name, scale in (("text", 0.1), ("image", 0.3))
+    }
+    for name, rows in made.items():
+        np.save(tmp_path / f"{name}.npy", rows.astype(np.float32))
+    targets = tuple(str(tmp_path / f"{name}.npy") for name in made)
+    plain = audit.run(audit.Args(targets, out=tmp_path / "plain"), Console(file=io.StringIO()))
+    assert "radius" not in plain
+    found = audit.run(audit.Args(targets, radius=True, out=tmp_path / "out"), Console(file=io.StringIO()))["radius"]
+    for rows, each in zip(made.values(), found, strict=True):
+        points = poincare.expmap0(torch.from_numpy(rows), 0.7)
+        far = poincare.dist(points, torch.zeros_like(points), 0.7)
+        assert each["mean"] == pytest.approx(float(far.mean()), rel=1e-5)
+        assert each["median"] == pytest.approx(float(far.quantile(0.5)), rel=1e-5)
+    assert "Hyperbolic radius of the rows" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
 def test_audit_takes_token_counts_from_every_kind_of_file(tmp_path):

@@ -57,6 +57,11 @@ def test_run_learns_and_reports(finished):
     numbers = {number["name"]: number for number in result["headline"]}
     assert numbers["top-1 accuracy"]["value"] > 0.6
     assert numbers["top-1 accuracy"]["twin"] is not None
+    share, images, z = numbers["top-1 accuracy"]["value"], 6, 1.959964
+    for bound in numbers["top-1 accuracy"]["interval"]:  # Wilson: as far from the share as its own deviation allows
+        assert abs(bound - share) == pytest.approx(z * (bound * (1 - bound) / images) ** 0.5, abs=1e-5)
+    assert "6 held-out images" in numbers["top-1 accuracy"]["note"]
+    assert numbers["hierarchical F1"]["interval"] is None
     assert "paired, lorentz − euclidean" in numbers["difference in top-1 accuracy"]["note"]
     assert result == json.loads((out / "result.json").read_text())
     page = (out / "report.html").read_text()
@@ -96,6 +101,21 @@ def test_backbone_goes_into_another_task(finished):
     assert all(torch.equal(own[name], trained[name]) for name in own)
     with pytest.raises(UsageError, match="another backbone"):
         load_backbone(SegmentationModel("hcformer_tiny", 2), out)
+
+
+def test_a_backbone_of_timm_is_made_for_its_images_and_goes_into_another_task(pictures, tmp_path):
+    """timm's pyramid has other names for the same weights, and a ViT must be told the size."""
+    from leafward.tasks.segmentation import SegmentationModel
+
+    loop = replace(LOOP, steps=1, eval_every=1)
+    for name in ("test_convnext", "test_vit"):
+        config = hcformer.Config(data=str(pictures), model=name, size=64, held_out=0.25, loop=loop, optim=OPTIM)
+        hcformer.run(config, tmp_path / name)
+    model = SegmentationModel("test_convnext", 2)
+    load_backbone(model, tmp_path / "test_convnext")
+    trained = open_model(tmp_path / "test_convnext")[0].state_dict()
+    own = model.backbone.state_dict()
+    assert torch.equal(own["stages_1.blocks.0.mlp.fc1.weight"], trained["stages.1.blocks.0.mlp.fc1.weight"])
 
 
 def test_a_run_is_explained(finished, pictures, tmp_path):

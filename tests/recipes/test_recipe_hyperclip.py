@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import binomtest
+from scipy.stats import t as student
 
 from leafward.adapters import adapters, attach, from_pretrained, load_encoder, merge, save_pretrained
 from leafward.adapters.low_rank import LowRankConfig
@@ -19,7 +20,7 @@ from leafward.cli import main
 from leafward.errors import UsageError
 from leafward.recipes import _hyperclip_training as training
 from leafward.recipes import hyperclip
-from leafward.recipes._hyperclip_report import wilson
+from leafward.recipes._hyperclip_report import summarise, wilson
 from leafward.recipes.hyperclip import Config
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "adapters"))
@@ -128,6 +129,37 @@ def test_a_stopped_run_keeps_what_is_done(config: Config, tmp_path: Path, monkey
     assert json.loads((tmp_path / "run" / "result.json").read_text())["data"] == result["data"]
 
 
+def test_seeds_give_intervals(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "COMPARED", ("frozen", "lora"))
+    several = replace(config, compare=True, shots=2, steps=2, seeds=3, seed=5)
+    result = hyperclip.run(several, tmp_path / "run")
+    rows = [row for row in result["methods"] if row["method"] == "lora"]
+    assert [row["seed"] for row in rows] == [5, 6, 7]
+    draws = [training.read(replace(several, seed=seed)).train for seed in (5, 6, 7)]
+    assert len({tuple(draw.tolist()) for draw in draws}) == 3
+    assert "Means over 3 seeds" in (tmp_path / "run" / "report.html").read_text()
+
+    values = [61.0, 70.0, 74.0]
+    told = [row | {"accuracy": value} for row, value in zip(rows, values, strict=True)]
+    (number,) = summarise(several, training.read(several), told)["headline"]
+    assert number["value"] == pytest.approx(np.mean(values))
+    ends = student.interval(0.95, 2, np.mean(values), np.std(values, ddof=1) / 3**0.5)
+    assert number["interval"] == pytest.approx(ends)
+
+
+def test_trained_weights_of_the_model_are_kept(config: Config, tmp_path: Path) -> None:
+    """Without an adapter the model itself is what was learned."""
+    result = hyperclip.run(replace(config, method="attention", steps=5), tmp_path / "run")
+    (row,) = result["methods"]
+    data = training.read(config)
+    encoder = load_encoder(tmp_path / "run")
+    dual = training.Dual(encoder, config, training.Method("frozen", "cosine"), data.names)
+    image, text = training._Images(encoder, data).features(dual, data.test, 16)
+    assert float(2 * text.norm(dim=1).mean()) == pytest.approx(row["radius"]["text"]["after"]["mean"], rel=1e-5)
+    assert float(2 * image.norm(dim=1).mean()) == pytest.approx(row["radius"]["image"]["after"]["mean"], rel=1e-5)
+    assert row["radius"]["image"]["before"] != row["radius"]["image"]["after"]
+
+
 def test_low_rank_round_trip(folder: Path, tmp_path: Path) -> None:
     encoder = load_encoder(folder / "clip")
     before = encoder.encode_text(["a small dog"])
@@ -168,6 +200,7 @@ def test_refusals(config: Config, folder: Path, tmp_path: Path) -> None:
         ({"block_size": 0}, "block_size must be"),
         ({"template": "a photo"}, "template must be a text with {}"),
         ({"rank": 0}, "rank must be"),
+        ({"seeds": 0}, "seeds must be"),
         ({"lr": -1.0}, "lr must be"),
         ({"weight_decay": -1.0}, "weight_decay must be"),
     ]:

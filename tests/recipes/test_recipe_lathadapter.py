@@ -174,6 +174,20 @@ def test_other_data_sets(small: Config, tmp_path: Path) -> None:
     assert {row["test"] for row in result["scores"]} == {"toy", "far"}
 
 
+def test_the_cache_of_tip_adapter_serves_its_classes_in_another_domain(small: Config, tmp_path: Path) -> None:
+    """The same pictures under another name, their classes in another order, get the same answers."""
+    data = synthetic()
+    order = torch.randperm(CLASSES, generator=torch.Generator().manual_seed(0))
+    names = tuple(data.class_names[place] for place in order.tolist())
+    other = replace(data, name="other", texts=data.texts[order], class_names=names, labels=order.argsort()[data.labels])
+    (episode,) = episodes("domain", data, [other], [4], [0])
+    trained = training.train(small, training.Method("tip-adapter"), episode, tmp_path)
+    own, elsewhere = (trained.logits(exam) for exam in episode.exams)
+    torch.testing.assert_close(elsewhere, own[:, order])
+    zero_shot = training.train(small, training.Method("zero-shot"), episode, tmp_path).logits(episode.exams[1])
+    assert (elsewhere - zero_shot).abs().max() > 0.1
+
+
 def test_refusals(small: Config, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="features is missing"):
         lathadapter.run(Config(), tmp_path / "run")

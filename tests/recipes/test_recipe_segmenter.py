@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from leafward.cli import main
-from leafward.errors import UsageError
+from leafward.errors import DataError, UsageError
 from leafward.recipes import segmenter
 from leafward.recipes.explain_segmenter import overlay, palette
 from leafward.recipes.segmenter import Config
@@ -99,6 +100,11 @@ def test_refusals(folder: Path, tmp_path: Path) -> None:
     given = {"data": folder / "scenes", "model": str(folder / "clip")}
     with pytest.raises(UsageError, match="size must be a multiple of the model's patch size 8, got 20"):
         segmenter.run(Config(**given, size=20), tmp_path / "run")
+    few = shutil.copytree(folder / "scenes", tmp_path / "few")
+    (few / "classes.txt").write_text("dog\n")
+    with pytest.raises(DataError, match=r"masks/\d+\.png has label 1, of 1 classes"):
+        segmenter.run(Config(data=few, model=str(folder / "clip"), size=32, block_size=8), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
     for options, message in [
         ({"channels": 20}, "channels must be a multiple of 16"),
         ({"steps": 0}, "steps must be"),

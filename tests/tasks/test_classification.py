@@ -83,3 +83,6 @@ def test_what_is_wrong_is_named():
     with pytest.raises(DataError, match="the class 'cap' has no image"):
         Classification(few, 32).check()
     Classification(sets(), 32).check()
+    unlabelled = from_arrays(np.zeros((4, 40, 40, 3), dtype=np.uint8), np.array([0, 1, 2, -1]), CLASSES, "set")
+    with pytest.raises(DataError, match=r"the label of set\[3\] is -1"):
+        Classification(ImageSets(unlabelled, sets().held_out), 32).check()

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from leafward.errors import DataError, UsageError
-from leafward.tasks.detection import Detection, average_precision, detector, load_objects
+from leafward.tasks.detection import Detection, ObjectSets, average_precision, detector, load_objects
 
 pytest.importorskip("pycocotools")
 
@@ -90,6 +90,39 @@ def test_voc_is_read(tmp_path):
     task = Detection(objects)
     assert task.decoder == "faster-rcnn"
     task.check()
+    file = tmp_path / "Annotations" / "b.xml"
+    file.write_text(file.read_text().replace("<name>cell</name>", ""))
+    with pytest.raises(DataError, match=r"b\.xml is not a VOC annotation: an object has no name"):
+        load_objects(tmp_path)
+
+
+def test_the_instances_are_found_among_the_files_of_coco(tmp_path):
+    """COCO's own folder has captions and key points beside them, captions first in the alphabet."""
+    (coco(tmp_path) / "annotations").mkdir()
+    (tmp_path / "all.json").rename(tmp_path / "annotations" / "instances_train2017.json")
+    whole = (tmp_path / "annotations" / "instances_train2017.json").read_text()
+    (tmp_path / "annotations" / "instances_val2017.json").write_text(whole)
+    for name in ("captions_train2017", "captions_val2017", "person_keypoints_train2017"):
+        (tmp_path / "annotations" / f"{name}.json").write_text("{}")
+    assert load_objects(tmp_path).classes == ["cat", "dog"]
+
+
+def test_one_file_is_not_both_trained_on_and_held_out(tmp_path):
+    coco(tmp_path)
+    (tmp_path / "all.json").rename(tmp_path / "val.json")
+    with pytest.raises(DataError, match=r"none of val\.json has 'train' in its name"):
+        load_objects(tmp_path)
+
+
+def test_boxes_without_area_are_left_out_of_the_training(tmp_path):
+    """COCO has one, and torchvision stops at it."""
+    objects = load_objects(coco(tmp_path, lambda r: r["annotations"][0].update(bbox=[5, 4, 20, 0])), held_out=0.25)
+    dataset = Detection(objects, hflip=0.0).dataset
+    targets = [dataset[i][1] for i in range(len(dataset))] + [
+        Detection(ObjectSets(objects.held_out, [], objects.classes), hflip=0.0).dataset[0][1]
+    ]
+    assert sorted(len(target["boxes"]) for target in targets) == [0, 1, 1, 1]
+    assert all(len(target["boxes"]) == len(target["labels"]) == len(target["masks"]) for target in targets)
 
 
 def test_average_precision(tmp_path):
@@ -113,6 +146,7 @@ def test_bad_data_are_named(tmp_path):
     bad("category", lambda r: r["annotations"][2].update(category_id=5), "annotation 2 has category 5")
     bad("size", lambda r: r["images"][3].update(width=50), r"3\.png is \(60, 40\), but its annotation says \(50, 40\)")
     bad("class", lambda r: r["categories"].append({"id": 9, "name": "owl"}), "the class 'owl' has no object")
+    bad("outline", lambda r: r["annotations"][1].update(segmentation=[[1, 2]]), r"1\.png: an outline cannot be drawn")
     bad("keys", lambda r: r.pop("images"), "not a COCO annotation file")
     (tmp_path / "size" / "images" / "0.png").write_bytes(b"nothing")
     bad_image = coco(tmp_path / "image")

@@ -158,6 +158,9 @@ def test_features_from_files(tmp_path):
     np.savez(tmp_path / "zero.npz", image=np.zeros((2, 3)))
     with pytest.raises(DataError, match="zero or not finite"):
         read_features(tmp_path / "zero.npz", ("image",))
+    np.savez(tmp_path / "widths.npz", image=np.ones((2, 3)), text=np.ones((2, 4)))
+    with pytest.raises(DataError, match=r"one width, got {'image': 3, 'text': 4}"):
+        read_features(tmp_path / "widths.npz", ("image", "text"))
     np.savez(tmp_path / "object.npz", image=np.array([{}], dtype=object))
     with pytest.raises(DataError, match="cannot read"):
         read_features(tmp_path / "object.npz", ("image",))

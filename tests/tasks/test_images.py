@@ -1,6 +1,7 @@
 """Labelled images from every kind of source, and what is said about bad ones."""
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -84,6 +85,35 @@ def test_arrays_and_torchvision(tmp_path):
         load_images("torchvision:CIFAR1O:/nowhere")
     with pytest.raises(DataError, match="CIFAR10 cannot be read from"):
         load_images(f"torchvision:CIFAR10:{tmp_path}")
+
+
+class Torn:
+    """A data set of a library: its second image cannot be decoded, its last class has no image."""
+
+    targets = (0, 1)
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        if index:
+            raise OSError("broken data stream")
+        return picture(3), 0
+
+
+def test_images_of_libraries_are_named_and_share_the_classes_of_the_training():
+    found = from_dataset(Torn(), "library", ["a", "b", "c"])
+    assert found.classes == ["a", "b", "c"]
+    with pytest.raises(DataError, match=r"library\[1\] cannot be read as an image: broken data stream"):
+        check(found, "x")
+
+
+def test_large_sets_are_decoded_at_even_distances(monkeypatch):
+    monkeypatch.setattr("leafward.tasks.images.DECODED", 4)
+    seen = []
+    given = from_arrays(np.zeros((10, 8, 8, 3), dtype=np.uint8), np.zeros(10, dtype=int))
+    check(replace(given, read=lambda i: seen.append(i)), "x")
+    assert seen == [0, 3, 6, 9]
 
 
 def test_bad_data_are_named(tmp_path):

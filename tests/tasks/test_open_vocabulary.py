@@ -15,6 +15,7 @@ from leafward.errors import UsageError
 from leafward.tasks import open_vocabulary
 from leafward.tasks.cost_aggregation import ClassAttention, CostAggregation, SpatialAttention
 from leafward.tasks.open_vocabulary import LEFT_OUT, Segmenter, dense_features, mask_loss, probabilities, segment
+from leafward.tasks.segmentation import IGNORED
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "adapters"))
 from radial_toys import make
@@ -141,8 +142,8 @@ def test_many_classes_are_cut_to_the_best_of_each_image(model: Segmenter, monkey
 def test_ignored_pixels_do_not_count() -> None:
     """The published loss takes them as pixels of no class."""
     logits = torch.randn(1, 3, 4, 4, generator=torch.Generator().manual_seed(0))
-    masks = torch.randint(0, 3, (1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    masks[0, :3] = 255
+    masks = torch.randint(0, 3, (1, 8, 8), generator=torch.Generator().manual_seed(1))
+    masks[0, :3] = IGNORED
     loss = mask_loss(logits, masks)
     up = interpolate(logits, size=(8, 8), mode="bilinear", align_corners=False)
     target = torch.nn.functional.one_hot(masks[0, 3:].long(), 3).permute(2, 0, 1).float()
@@ -152,7 +153,7 @@ def test_ignored_pixels_do_not_count() -> None:
     mask_loss(full, masks).total.backward()
     assert (full.grad[0, :, :3] == 0).all()  # pyright: ignore
     assert (full.grad[0, :, 3:] != 0).all()  # pyright: ignore
-    everything = mask_loss(logits, torch.full_like(masks, 255))
+    everything = mask_loss(logits, torch.full_like(masks, IGNORED))
     assert (float(everything.total), int(everything.count)) == (0.0, 0)
 
 
@@ -174,7 +175,7 @@ def test_gradients_reach_decoder_and_adapters(folder: Path, score: str) -> None:
     torch.manual_seed(0)
     model = Segmenter(load_encoder(folder), channels=16, window=2, score=score)  # pyright: ignore
     attach(model.encoder.model, BlockScaleConfig(block_size=8))
-    masks = torch.randint(0, 3, (2, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    masks = torch.randint(0, 3, (2, 32, 32), generator=torch.Generator().manual_seed(0))
     mask_loss(model(pixels(), WORDS), masks).total.backward()
     assert all(parameter.grad is not None for parameter in model.decoder.parameters())
     for name, parameter in adapters(model.encoder.model)["default"].named_parameters():

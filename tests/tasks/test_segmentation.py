@@ -50,16 +50,43 @@ def test_folder_with_and_without_splits(tmp_path):
     assert scenes.train.mask(0)[:3, 0].tolist() == [0, 1, IGNORED]
 
 
-def test_voc_layout(tmp_path):
-    for part in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
-        (tmp_path / part).mkdir(parents=True)
+def test_splits_of_coco_stuff_are_not_mixed(tmp_path):
+    save(tmp_path, "train2017/a", mask(1))
+    save(tmp_path, "val2017/b", mask(1))
+    (tmp_path / "masks").rename(tmp_path / "stuffthingmaps")
+    scenes = load_scenes(tmp_path)
+    assert [[image.stem for image, _ in part.pairs] for part in (scenes.train, scenes.held_out)] == [["a"], ["b"]]
+
+
+@pytest.mark.parametrize("ending", ["png", "tif"])
+def test_masks_of_16_bits(tmp_path, ending):
+    """As ADE20K with its 847 classes: numbers beyond 255, 65535 does not count."""
+    wide = mask().astype(np.uint16)
+    wide[0], wide[1], wide[2] = 255, 846, 65535
+    for name in ("a", "b"):
+        save(tmp_path, name, mask())
+        (tmp_path / "masks" / f"{name}.png").unlink()
+        Image.fromarray(wide).save(tmp_path / "masks" / f"{name}.{ending}")
+    scenes = load_scenes(tmp_path, ignore=65535, held_out=0.5)
+    assert len(scenes.classes) == 847
+    assert scenes.train.mask(0)[:4, 0].tolist() == [255, 846, IGNORED, 0]
+    table = confusion(torch.from_numpy(scenes.train.mask(0)).clamp_min(0), torch.from_numpy(scenes.train.mask(0)), 847)
+    assert (int(table.sum()), int(table[255, 255]), int(table[846, 846])) == (19 * 24, 24, 24)
+    _, labels = Segmentation(scenes, 32).dataset[0]
+    assert set(labels.unique().tolist()) <= {IGNORED, 0, 255, 846}
+
+
+@pytest.mark.parametrize("kind", ["", "Context"])
+def test_voc_layout(tmp_path, kind):
+    for part in ("JPEGImages", "SegmentationClass", f"SegmentationClass{kind}", f"ImageSets/Segmentation{kind}"):
+        (tmp_path / part).mkdir(parents=True, exist_ok=True)
     for name in ("a", "b"):
         Image.new("RGB", (24, 20)).save(tmp_path / "JPEGImages" / f"{name}.jpg")
         painted = Image.fromarray(mask(1, 255), "L").convert("P")
         painted.putdata(list(mask(1, 255).ravel()))
-        painted.save(tmp_path / "SegmentationClass" / f"{name}.png")
-    (tmp_path / "ImageSets/Segmentation/train.txt").write_text("a\n")
-    (tmp_path / "ImageSets/Segmentation/val.txt").write_text("b\n")
+        painted.save(tmp_path / f"SegmentationClass{kind}" / f"{name}.png")
+    (tmp_path / f"ImageSets/Segmentation{kind}/train.txt").write_text("a\n")
+    (tmp_path / f"ImageSets/Segmentation{kind}/val.txt").write_text("b\n")
     scenes = load_scenes(tmp_path)
     assert scenes.classes == ["0", "1"]
     assert scenes.held_out.mask(0)[1, 0] == IGNORED
@@ -130,7 +157,8 @@ def test_model_trains_and_ignored_pixels_do_not_count(tmp_path):
     task = Segmentation(load_scenes(tmp_path, held_out=0.5), 32)
     model = SegmentationModel("hcformer_nano", 2, arguments=SMALL).train()
     images, masks = (torch.stack([part, part]) for part in task.dataset[0])
-    assert (masks == IGNORED).any() or masks.shape == (2, 32, 32)
+    assert masks.shape == (2, 32, 32)
+    assert set(masks.unique().tolist()) <= {IGNORED, 0, 1}
     masks[:, :4] = IGNORED
     loss = task.loss(model, (images, masks))
     loss.total.backward()

@@ -79,50 +79,52 @@ class Encoder(nn.Module, ABC):
         """Unit embeddings with their gradient: tokens (N, L) -> float32 (N, d)."""
         return normalize(self._text(tokens).float(), dim=-1)
 
-    def encode_text(self, texts: Sequence[str], batch_size: int = 256) -> Tensor:
-        """Unit embeddings of texts, in their order: (N, d). Equal texts are computed once."""
+    def encode_text(self, texts: Sequence[str], batch_size: int = 256, *, unit: bool = True) -> Tensor:
+        """Embeddings of texts, of unit length or as they are, in their order: (N, d). Equal texts are computed once."""
         distinct = list(dict.fromkeys(texts))
         if not distinct:
             raise UsageError("texts: at least one is needed")
         place = {text: row for row, text in enumerate(distinct)}
         rows = torch.tensor([place[text] for text in texts], device=self.device)
-        return self.encode_tokens(self.tokenize(distinct), batch_size)[rows]
+        return self.encode_tokens(self.tokenize(distinct), batch_size, unit=unit)[rows]
 
     @torch.no_grad()
-    def encode_tokens(self, tokens: Mapping[str, Tensor], batch_size: int = 256) -> Tensor:
-        """Unit embeddings of tokenised texts, in their order: (N, L) -> (N, d). Texts of one length go together."""
+    def encode_tokens(self, tokens: Mapping[str, Tensor], batch_size: int = 256, *, unit: bool = True) -> Tensor:
+        """Embeddings of tokenised texts, in their order: (N, L) -> (N, d). Texts of one length go together."""
         first = next(iter(tokens.values()))
         lengths = tokens["attention_mask"].sum(dim=1) if "attention_mask" in tokens else torch.zeros(len(first))
         order = lengths.argsort(stable=True)
         rows = []
         for part in order.split(batch_size):
             batch = trimmed({name: tensor[part] for name, tensor in tokens.items()})
-            rows.append(self.text_features({name: tensor.to(self.device) for name, tensor in batch.items()}))
-        return torch.cat(rows)[order.argsort().to(self.device)]
+            rows.append(self._text({name: tensor.to(self.device) for name, tensor in batch.items()}).float())
+        found = torch.cat(rows)[order.argsort().to(self.device)]
+        return normalize(found, dim=-1) if unit else found
 
     @torch.no_grad()
-    def encode_image(self, images: Sequence[Image], batch_size: int = 64) -> Tensor:
-        """Unit embeddings of images (paths, bytes or PIL images), in their order: (N, d)."""
+    def encode_image(self, images: Sequence[Image], batch_size: int = 64, *, unit: bool = True) -> Tensor:
+        """Embeddings of images (paths, bytes or PIL images), of unit length or as they are, in their order: (N, d)."""
         if not len(images):
             raise UsageError("images: at least one is needed")
         rows = []
         for first in range(0, len(images), batch_size):
             opened = [open_image(image) for image in images[first : first + batch_size]]
-            rows.append(normalize(self._image(self.prepare_images(opened).to(self.device)).float(), dim=-1))
-        return torch.cat(rows)
+            rows.append(self._image(self.prepare_images(opened).to(self.device)).float())
+        found = torch.cat(rows)
+        return normalize(found, dim=-1) if unit else found
 
 
 def open_image(image: Image) -> Any:
     """A PIL image in RGB from a path, the bytes of a file, or a PIL image."""
     library = require("PIL.Image", "vision")
-    if isinstance(image, str | Path | bytes):
-        try:
-            image = library.open(BytesIO(image) if isinstance(image, bytes) else image)
-            return image.convert("RGB")
-        except OSError as error:
-            name = "the bytes of an image" if isinstance(image, bytes) else f"the image {image}"
-            raise DataError(f"cannot read {name}: {error}") from error
-    return image.convert("RGB")
+    if not isinstance(image, str | Path | bytes):
+        return image.convert("RGB")
+    try:
+        with library.open(BytesIO(image) if isinstance(image, bytes) else image) as opened:
+            return opened.convert("RGB")
+    except (OSError, SyntaxError, ValueError, library.DecompressionBombError) as error:
+        name = "the bytes of an image" if isinstance(image, bytes) else f"the image {image}"
+        raise DataError(f"cannot read {name}: {error}") from error
 
 
 def trimmed(tokens: Mapping[str, Tensor]) -> Tokens:

@@ -40,6 +40,8 @@ class Args:
     """Where to compute."""
     seed: int = 0
     """Seed of the sampled rows."""
+    radius: bool = False
+    """Also the hyperbolic radius of the rows: of text and image features, before and after an adapter."""
     losses: Path | None = None
     """CSV with columns model, corpus, m, loss[, params, depth, tokens]: fit L = C/m^a + offsets over its models."""
     out: Path | None = None
@@ -59,6 +61,8 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         show(console, report)
     result: dict[str, Any] = {"audits": [report.to_dict() for report in reports]}
     page = audit_page(reports)
+    if args.radius:
+        result["radius"] = _radii(reports, console, page)
     if len(reports) > 1:
         result["family"] = _family(reports, args.targets, losses, console, page)
     _write(out, result, page)
@@ -151,6 +155,23 @@ def _overlap_figure(report: AuditReport) -> Figure:
     axes.set(xlabel="overlap of two rows", ylabel="density", xlim=(max(-1, -reach), min(1, reach)))
     legend(axes)
     return figure
+
+
+def _radii(reports: list[AuditReport], console: Console, page: Page) -> list[dict[str, Any]]:
+    """The rows taken as tangent vectors z at the origin of the Poincaré ball: Rad(exp₀(z)) = 2‖z‖, whatever c is."""
+    from leafward.commands._show import show_rows
+
+    found = []
+    for report in reports:
+        norms, at = report.norms, report.norms.quantiles
+        lengths = {"mean": norms.mean, "std": norms.std, "low": at["0.05"], "median": at["0.5"], "high": at["0.95"]}
+        found.append({"target": report.target, **{name: 2.0 * length for name, length in lengths.items()}})
+    columns = ["", "mean", "std", "5 %", "median", "95 %"]
+    rows = [(_slug(each["target"]), *(f"{value:.4g}" for value in list(each.values())[1:])) for each in found]
+    show_rows(console, columns, rows, "hyperbolic radius")
+    page.section("Hyperbolic radius of the rows")
+    page.table(columns, [list(row) for row in rows], "Rad(exp₀(z)) = 2‖z‖ for every curvature; a cosine cannot see it")
+    return found
 
 
 def _family(

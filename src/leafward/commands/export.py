@@ -32,8 +32,8 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     from leafward.adapters.io import CONFIG, WEIGHTS, read_config
 
     source = _adapter(args.target, CONFIG)
-    if args.to.exists() and any(args.to.iterdir()):
-        raise UsageError(f"--to {args.to} is not empty; give a new directory")
+    if args.to.exists() and (not args.to.is_dir() or any(args.to.iterdir())):
+        raise UsageError(f"--to {args.to} is not empty, or not a directory; give a new one")
     record = read_config(source)
     if args.merged:
         base = args.base or record["base_model"]["name"]

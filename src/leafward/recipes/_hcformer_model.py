@@ -44,11 +44,25 @@ class Card:
         return cls(**record | triples)
 
 
-def build(card: Card) -> nn.Module:
-    """The model of a card, untrained: logits for classification, else what its task's module says."""
+def size_arguments(model: str, task: str, size: int) -> dict[str, Any]:
+    """What a timm model must be told: one that classifies images of a fixed size learns which."""
+    known = _timm(model).get_pretrained_cfg(model)
+    return {"img_size": size} if task == "classify" and known and known.fixed_input_size else {}
+
+
+def _timm(model: str) -> Any:
+    """The package timm, if it has `model`."""
     timm = require("timm", "vision")
     import leafward.models  # noqa: F401  (registers HCFormer)
 
+    if not timm.is_model(model):
+        raise UsageError(f"timm has no model {model!r}; {nearest(model, timm.list_models())}")
+    return timm
+
+
+def build(card: Card) -> nn.Module:
+    """The model of a card, untrained: logits for classification, else what its task's module says."""
+    timm = _timm(card.model)
     if card.task == "segment":
         from leafward.tasks.segmentation import SegmentationModel
 
@@ -57,8 +71,6 @@ def build(card: Card) -> nn.Module:
         from leafward.tasks.detection import detector
 
         return detector(card.model, len(card.classes), card.size, card.arguments, card.decoder)
-    if not timm.is_model(card.model):
-        raise UsageError(f"timm has no model {card.model!r}; {nearest(card.model, timm.list_models())}")
     return timm.create_model(card.model, num_classes=len(card.classes), **card.arguments)
 
 

@@ -31,6 +31,9 @@ NAMES = {
     "mask_ap50": "mask AP at IoU 0.5",
 }
 LOWER = ("mistake_severity",)
+ONE_SEED = "One seed: the scores have no interval over seeds."
+SHARES = ("top1", "top5")
+"""Scores that are a share of the held-out images, so that one model has an interval over those."""
 
 
 def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, Interval | None]:
@@ -44,53 +47,70 @@ def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, Interval
     return value, (value - reach, value + reach)
 
 
+def share_interval(share: float, count: int) -> Interval:
+    """Wilson's 95 % interval of a share of `count` images."""
+    from scipy.stats import binomtest
+
+    found = binomtest(round(share * count), count).proportion_ci(0.95, method="wilson")
+    return float(found.low), float(found.high)
+
+
 def result(
     geometry: str, monitor: str, results: Sequence[Record], units: Sequence[np.ndarray | None]
 ) -> dict[str, Any]:
     """What result.json holds. `units` are the held-out images' own scores, one array for each of `results`."""
     ours = [i for i, each in enumerate(results) if each["geometry"] == geometry]
     twins = [i for i, each in enumerate(results) if each["geometry"] != geometry]
-    numbers = [_scored(name, [results[i] for i in ours], [results[i] for i in twins]) for name in NAMES]
-    found = [number for number in numbers if number is not None]
+    images = 0 if units[0] is None else len(units[0])
+    found = scored([results[i] for i in ours], [results[i] for i in twins], images)
     if twins:
         pairs = list(zip(ours, twins, strict=True))
         if geometry != "lorentz":
             pairs = [(b, a) for a, b in pairs]
-        found.append(_difference(monitor, results, units, pairs))
-    notes = [] if len(ours) > 1 else ["One seed: the scores have no interval over seeds."]
+        value, interval, over = difference(monitor, results, units, pairs)
+        note = f"paired, lorentz − euclidean, over {over}"
+        found.append(Number(f"difference in {NAMES[monitor]}", value, interval, better="higher", note=note))
+    notes = [] if len(ours) > 1 else [ONE_SEED]
     return {"headline": [number.to_json() for number in found], "members": list(results), "notes": notes}
 
 
-def _scored(name: str, ours: Sequence[Record], twins: Sequence[Record]) -> Number | None:
-    if name not in ours[0]["scores"]:
-        return None
-    (value, interval), twin, twin_interval = _over_seeds(name, ours), None, None
-    if twins:
-        twin, twin_interval = _over_seeds(name, twins)
-    better = "lower" if name in LOWER else "higher"
-    note = f"{len(ours)} seeds" if len(ours) > 1 else ""
-    return Number(NAMES[name], value, interval, twin, twin_interval, better=better, note=note)
+def scored(ours: Sequence[Record], twins: Sequence[Record], images: int) -> list[Number]:
+    """Every score of one arm with that of its twin beside it. `images`: how many were held out, 0: not known."""
+    numbers = []
+    for name in (name for name in NAMES if name in ours[0]["scores"]):
+        value, interval = estimate(name, ours, images)
+        twin, twin_interval = estimate(name, twins, images) if twins else (None, None)
+        note = f"{len(ours)} seeds" if len(ours) > 1 else "one seed"
+        if len(ours) == 1 and interval is not None:
+            note += f", Wilson's interval over {images:,} held-out images"
+        better = "lower" if name in LOWER else "higher"
+        numbers.append(Number(NAMES[name], value, interval, twin, twin_interval, better=better, note=note))
+    return numbers
 
 
-def _over_seeds(name: str, members: Sequence[Record]) -> tuple[float | None, Interval | None]:
+def estimate(name: str, members: Sequence[Record], images: int) -> tuple[float | None, Interval | None]:
+    """Mean and interval of a score over seeds; that of one model over the held-out images where it is a share."""
     values = [member["scores"][name] for member in members]
-    return (None, None) if any(value is None for value in values) else mean_interval(values)
+    if None in values:
+        return None, None
+    value, interval = mean_interval(values)
+    if len(values) == 1 and images and name in SHARES:
+        interval = share_interval(value, images)
+    return value, interval
 
 
-def _difference(
+def difference(
     monitor: str, results: Sequence[Record], units: Sequence[np.ndarray | None], pairs: Sequence[tuple[int, int]]
-) -> Number:
-    """Lorentz − Euclidean, paired over seeds; with one seed over the held-out images where they have own scores."""
-    name = f"difference in {NAMES[monitor]}"
+) -> tuple[float, Interval | None, str]:
+    """First − second of each pair over seeds; with one seed over the held-out images where they have own scores.
+
+    Returns the mean, its interval and what it is taken over, in words.
+    """
     a, b = (units[i] for i in pairs[0])
     if len(pairs) == 1 and a is not None and b is not None:
-        value, interval = mean_interval(a - b)
-        note = f"paired, lorentz − euclidean, over {len(a)} held-out images, one seed"
-    else:
-        gaps = [results[i]["scores"][monitor] - results[j]["scores"][monitor] for i, j in pairs]
-        value, interval = mean_interval(gaps)
-        note = f"paired, lorentz − euclidean, over {len(pairs)} seed{'s' if len(pairs) > 1 else ''}"
-    return Number(name, value, interval, better="higher", note=note)
+        return *mean_interval(a - b), f"{len(a)} held-out images, one seed"
+    gaps = [results[i]["scores"][monitor] - results[j]["scores"][monitor] for i, j in pairs]
+    return *mean_interval(gaps), f"{len(pairs)} seed{'s' * (len(pairs) > 1)}"
 
 
 def write(config: Config, monitor: str, result: Record, curves: Mapping[str, Sequence[Record]], out: Path) -> None:

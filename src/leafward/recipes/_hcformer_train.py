@@ -13,7 +13,7 @@ from leafward.engine import Cluster, RunDirectory, fit, publish, session
 from leafward.errors import DataError, UsageError
 from leafward.files import finite, replacing
 from leafward.recipes import _hcformer_report as report
-from leafward.recipes._hcformer_model import Card, build, open_model
+from leafward.recipes._hcformer_model import Card, build, open_model, size_arguments
 from leafward.recipes._members import Member, by_geometry, create_run, finish, plan
 from leafward.recipes.hcformer import MAY_CHANGE, Config
 
@@ -63,7 +63,7 @@ def make_task(config: Config) -> VisionTask:
 
 
 def card_of(config: Config, task: VisionTask) -> Card:
-    arguments: dict[str, Any] = {}
+    arguments = size_arguments(config.model, config.task, config.size)
     if config.model.startswith("hcformer"):
         arguments = {
             "geometry": config.geometry,
@@ -129,14 +129,23 @@ def scored(
 
 def load_backbone(model: nn.Module, source: Path) -> None:
     """Fill the backbone inside `model` from that of a published model or run; the heads stay as they are."""
-    given = backbone_of(open_model(source)[0]).state_dict()
+    # timm's pyramids call layers_0 what the whole model calls layers.0.
+    given = {_flat(name): value for name, value in backbone_of(open_model(source)[0]).state_dict().items()}
     target = backbone_of(model)
     own = target.state_dict()
-    fitting = {name: value for name, value in given.items() if name in own and own[name].shape == value.shape}
+    fitting = {
+        name: given[_flat(name)]
+        for name, value in own.items()
+        if _flat(name) in given and given[_flat(name)].shape == value.shape
+    }
     missing = [name for name in own if name not in fitting and not name.startswith(("head.", "norm.", "fc."))]
     if missing:
         raise UsageError(f"init {source} has another backbone: it does not fit {missing[0]}")
     target.load_state_dict(fitting, strict=False)
+
+
+def _flat(name: str) -> str:
+    return name.replace(".", "_")
 
 
 def backbone_of(model: nn.Module) -> nn.Module:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from leafward.engine import load_published
 from leafward.engine.run import MODEL
-from leafward.errors import DataError, LeafwardError, UsageError, nearest, require
+from leafward.errors import DataError, LeafwardError, UsageError, require
 from leafward.models.himapper import HierarchyLosses, HiMapper
 from leafward.recipes import _hcformer_model as vision
 from leafward.recipes._hcformer_model import Card
@@ -132,7 +132,7 @@ def backbone_source(config: Config) -> Iterator[tuple[str, dict[str, Any], dict[
     given = str(config.backbone)
     if given.startswith("timm:"):
         name = given.removeprefix("timm:")
-        arguments = _arguments(name, config)
+        arguments = vision.size_arguments(name, config.task, config.size)
         if config.weights is not None:
             _check_weights(config.weights, name)
             yield name, arguments, _loading({"file": str(config.weights)})
@@ -158,15 +158,6 @@ def backbone_source(config: Config) -> Iterator[tuple[str, dict[str, Any], dict[
 
 def _loading(overlay: dict[str, Any] | None = None) -> dict[str, Any]:
     return {"pretrained": True} | ({"pretrained_cfg_overlay": overlay} if overlay else {})
-
-
-def _arguments(name: str, config: Config) -> dict[str, Any]:
-    """What the timm model must be told: one that is made for a fixed size of images learns which."""
-    timm = require("timm", "vision")
-    if not timm.is_model(name):
-        raise UsageError(f"timm has no model {name!r}; {nearest(name, timm.list_models())}")
-    known = timm.get_pretrained_cfg(name)
-    return {"img_size": config.size} if config.task == "classify" and known and known.fixed_input_size else {}
 
 
 def _check_weights(path: Path, name: str) -> None:

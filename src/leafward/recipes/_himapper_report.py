@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from leafward.engine.config import to_dict
-from leafward.recipes._hcformer_report import LOWER, NAMES, mean_interval
+from leafward.recipes._hcformer_report import NAMES, ONE_SEED, difference, estimate, scored
 from leafward.report import SERIES, Estimate, Number, Page, legend, new_figure
 
 if TYPE_CHECKING:
@@ -37,44 +37,25 @@ def result(monitor: str, results: Sequence[Record], units: Units) -> dict[str, A
         arms.setdefault(each["arm"], []).append(index)
     first, *others = arms
     twin = next((arm for arm in others if arm in ("lorentz", "euclidean")), None)
-    numbers = [
-        _scored(name, [results[i] for i in arms[first]], [results[i] for i in arms.get(twin or "", [])])
-        for name in NAMES
-        if name in results[0]["scores"]
-    ]
+    images = 0 if units[0] is None else len(units[0])
+    numbers = scored([results[i] for i in arms[first]], [results[i] for i in arms.get(twin or "", [])], images)
     numbers += [_difference(monitor, first, arm, arms, results, units) for arm in others]
     numbers += [_added(results, arms[first], arms["plain"])] if "plain" in others else []
-    notes = [] if len(arms[first]) > 1 else ["One seed: the scores have no interval over seeds."]
-    return {"headline": [number.to_json() for number in numbers], "members": list(results), "notes": notes}
-
-
-def _scored(name: str, ours: Sequence[Record], twins: Sequence[Record]) -> Number:
-    value, interval = _over_seeds(name, ours)
-    twin, twin_interval = _over_seeds(name, twins) if twins else (None, None)
-    better = "lower" if name in LOWER else "higher"
-    note = f"{ours[0]['arm']}, {len(ours)} seed{'s' * (len(ours) > 1)}"
-    return Number(NAMES[name], value, interval, twin, twin_interval, better=better, note=note)
-
-
-def _over_seeds(name: str, members: Sequence[Record]) -> tuple[float | None, tuple[float, float] | None]:
-    values = [member["scores"][name] for member in members]
-    return (None, None) if None in values else mean_interval(values)
+    notes = [] if len(arms[first]) > 1 else [ONE_SEED]
+    return {
+        "headline": [number.to_json() for number in numbers],
+        "members": list(results),
+        "held_out_images": images,
+        "notes": notes,
+    }
 
 
 def _difference(
     monitor: str, first: str, other: str, arms: Mapping[str, list[int]], results: Sequence[Record], units: Units
 ) -> Number:
-    """Ours − theirs, paired over seeds; with one seed over the held-out images where they have scores of their own."""
+    """Ours − theirs at the same budget."""
     pairs = list(zip(arms[first], arms[other], strict=True))
-    a, b = (units[i] for i in pairs[0])
-    if len(pairs) == 1 and a is not None and b is not None:
-        value, interval = mean_interval(a - b)
-        over = f"{len(a)} held-out images, one seed"
-    else:
-        value, interval = mean_interval(
-            [results[i]["scores"][monitor] - results[j]["scores"][monitor] for i, j in pairs]
-        )
-        over = f"{len(pairs)} seed{'s' * (len(pairs) > 1)}"
+    value, interval, over = difference(monitor, results, units, pairs)
     name = f"{NAMES[monitor]}: {first} − {other}"
     return Number(name, value, interval, better="higher", note=f"paired over {over}; same steps, data and order")
 
@@ -97,15 +78,17 @@ def write(config: Config, monitor: str, result: Record, curves: Curves, out: Pat
         "Every arm was trained with the same steps, data order and augmentation from the same backbone: the tree in "
         "each geometry, with or without noise, and the backbone without a tree (plain)."
     )
-    scores = [name for name in NAMES if name in first["scores"]]
+    scores, images = [name for name in NAMES if name in first["scores"]], result["held_out_images"]
     arms = list(dict.fromkeys(member["arm"] for member in result["members"]))
     by_arm = {arm: [member for member in result["members"] if member["arm"] == arm] for arm in arms}
     rows = [
-        [arm, len(members), members[0]["parameters"], *(Estimate(*_over_seeds(name, members)) for name in scores)]
+        [arm, len(members), members[0]["parameters"], *(Estimate(*estimate(name, members, images)) for name in scores)]
         for arm, members in by_arm.items()
     ]
     page.table(
-        ["arm", "seeds", "parameters", *(NAMES[name] for name in scores)], rows, "Mean over seeds, 95 % intervals"
+        ["arm", "seeds", "parameters", *(NAMES[name] for name in scores)],
+        rows,
+        "Mean over seeds (one seed: accuracies over the held-out images), 95 % intervals",
     )
     page.section("Training")
     for key, title in {**LOGGED, f"eval/{monitor}": f"Held-out {NAMES[monitor]}"}.items():

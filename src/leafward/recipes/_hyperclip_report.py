@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from leafward.engine.config import to_dict
 from leafward.report import Estimate, Number, Page, legend, line_with_band, new_figure
+from leafward.tasks.fewshot import interval
 
 if TYPE_CHECKING:
     from leafward.recipes._hyperclip_training import Data
@@ -26,31 +27,39 @@ def wilson(percent: float, count: int) -> tuple[float, float]:
 
 
 def summarise(config: Config, data: Data, rows: Sequence[Row]) -> dict[str, Any]:
-    """The content of result.json."""
-    twins = {row["name"]: row for row in rows if row["score"] == "cosine" and config.score != "cosine"}
+    """The content of result.json; the rows of a method follow one another, one for each seed."""
+    methods = by_method(rows)
     headline = []
-    for row in rows:
-        if row["score"] != config.score:
+    for label, several in methods.items():
+        first = several[0]
+        if first["score"] != config.score:
             continue
-        twin = twins.get(row["name"])
+        # A method with the cosine is called by its name alone.
+        twin = _estimate(methods[first["name"]]) if label != first["name"] and first["name"] in methods else None
+        found = _estimate(several)
         headline.append(
             Number(
-                f"{row['method']}: accuracy",
-                row["accuracy"],
-                interval=wilson(row["accuracy"], row["images"]),
-                twin=twin["accuracy"] if twin else None,
-                twin_interval=wilson(twin["accuracy"], twin["images"]) if twin else None,
+                f"{label}: accuracy",
+                found.value,
+                interval=found.interval,
+                twin=twin.value if twin else None,
+                twin_interval=twin.interval if twin else None,
                 unit="%",
                 better="higher",
-                note=f"before {row['accuracy_before']:.2f}; {row['trainable']:,} trained parameters",
+                note=f"before {_before(several):.2f}; {first['trainable']:,} trained parameters",
             )
         )
+    intervals = (
+        f"Means over {config.seeds} seeds with Student's 95 % interval."
+        if config.seeds > 1
+        else "Intervals are those of the test images (Wilson); one seed was trained."
+    )
     return {
         "headline": [number.to_json() for number in headline],
         "data": {"classes": len(data.names), "train": len(data.train), "test": len(data.test)},
         "methods": list(rows),
         "notes": [
-            "Intervals are those of the test images (Wilson); one seed was trained.",
+            intervals,
             "The hyperbolic radius is twice the norm of a feature; a cosine score cannot see it.",
         ],
     }
@@ -62,28 +71,29 @@ def page(config: Config, result: dict[str, Any], environment: dict[str, Any]) ->
     made = Page(
         "Block-diagonal adapters in CLIP",
         subtitle=f"{config.model}: {data['classes']} classes, {data['train']} training and {data['test']} test images, "
-        f"{config.steps} steps",
+        f"{config.steps} steps, {config.seeds} seed{'s' * (config.seeds > 1)}",
     )
     for note in result["notes"]:
         made.note(note)
     made.headline([Number.from_json(number) for number in result["headline"]])
-    rows = result["methods"]
+    methods = by_method(result["methods"])
     made.section("Methods under the same budget")
     made.table(
         ["method", "trained parameters", "accuracy before, %", "accuracy after, %"],
-        [[row["method"], row["trainable"], row["accuracy_before"], _estimate(row)] for row in rows],
+        [[label, rows[0]["trainable"], _before(rows), _estimate(rows)] for label, rows in methods.items()],
     )
     made.section("Hyperbolic radius of the features")
+    firsts = [rows[0] for rows in methods.values()]
     made.table(
         ["method", "side", "before", "after", "5 % to 95 % after"],
         [
             [row["method"], side, each["before"]["mean"], each["after"]["mean"], _range(each["after"])]
-            for row in rows
+            for row in firsts
             for side, each in row["radius"].items()
         ],
-        "Rad(exp₀(z)) = 2‖z‖ for every curvature; means over test images and classes",
+        f"Rad(exp₀(z)) = 2‖z‖ for every curvature; means over test images and classes, seed {config.seed}",
     )
-    for row in rows:
+    for row in firsts:
         figure, axes = new_figure()
         for score, points in row["sweep"].items():
             x, y = [point["radius"] for point in points], [100.0 * point["accuracy"] for point in points]
@@ -98,8 +108,26 @@ def page(config: Config, result: dict[str, Any], environment: dict[str, Any]) ->
     return made
 
 
-def _estimate(row: Row) -> Estimate:
-    return Estimate(row["accuracy"], wilson(row["accuracy"], row["images"]))
+def by_method(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each method, one for each seed."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row["method"], []).append(row)
+    return found
+
+
+def _estimate(rows: Sequence[Row]) -> Estimate:
+    """The mean accuracy over seeds with its interval; of one seed, that of the test images."""
+    values = [row["accuracy"] for row in rows]
+    mean = sum(values) / len(values)
+    ends = interval(values)
+    if ends is None:
+        return Estimate(mean, wilson(mean, rows[0]["images"]))
+    return Estimate(mean, (max(0.0, ends[0]), min(100.0, ends[1])))
+
+
+def _before(rows: Sequence[Row]) -> float:
+    return sum(row["accuracy_before"] for row in rows) / len(rows)
 
 
 def _range(summary: Row) -> str:

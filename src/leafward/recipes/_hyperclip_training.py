@@ -73,9 +73,12 @@ def read(config: Config) -> Data:
     return Data(files, target, names, train, test)
 
 
-def train(config: Config, method: Method, data: Data, run: RunDirectory) -> dict[str, Any]:
-    """Train and score one method, or read what an earlier attempt found."""
-    folder = run.checkpoints / method.label.replace(", ", "-")
+def train(config: Config, method: Method, data: Data, run: RunDirectory, *, keep: bool) -> dict[str, Any]:
+    """Train and score one method with one seed, or read what an earlier attempt found.
+
+    `keep`: what the method of the configuration learns goes to the run directory.
+    """
+    folder = run.checkpoints / f"{method.label.replace(', ', '-')}-seed-{config.seed}"
     done = folder / "scores.json"
     if done.is_file():
         return json.loads(done.read_text(encoding="utf-8"))
@@ -105,8 +108,11 @@ def train(config: Config, method: Method, data: Data, run: RunDirectory) -> dict
         )
         fit(dual, task, loop, optim, cell)
     row = measure(config, method, dual, before, task.features(dual, data.test, config.batch), data.labels[data.test])
-    if adapters(encoder.model) and (method.name, method.score) == (config.method, config.score):
-        save_pretrained(encoder.model, run.path / "adapter")
+    if keep and (method.name, method.score) == (config.method, config.score):
+        if adapters(encoder.model):
+            save_pretrained(encoder.model, run.path / "adapter")
+        elif row["trainable"]:
+            encoder.save_pretrained(run.path / "model")
     write_json(done, row)
     return row
 
@@ -215,6 +221,7 @@ def measure(
         "method": method.label,
         "name": method.name,
         "score": method.score,
+        "seed": config.seed,
         "trainable": trainable_parameters(dual)[0],
         "accuracy_before": accuracy(before),
         "accuracy": accuracy(after),

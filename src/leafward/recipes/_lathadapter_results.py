@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leafward.engine.config import to_dict
-from leafward.errors import DataError, UsageError
+from leafward.errors import DataError
 from leafward.report import Estimate, Number, Page, legend, line_with_band, new_figure
 from leafward.tasks.fewshot import FeatureSet, harmonic_mean, interval
 
@@ -26,10 +26,7 @@ def read_taxonomy(path: Path | None, class_names: Iterable[str]) -> Taxonomy | N
         return None
     from leafward.hierarchy import Taxonomy
 
-    readers = {".csv": Taxonomy.from_csv, ".json": Taxonomy.from_json, ".txt": Taxonomy.from_text}
-    if path.suffix not in readers:
-        raise UsageError(f"the name of taxonomy must end in {', '.join(readers)}, got {path.name!r}")
-    taxonomy = readers[path.suffix](path)
+    taxonomy = Taxonomy.load(path)
     missing = sorted(set(class_names) - set(taxonomy.names))
     if missing:
         raise DataError(f"{path} lacks {len(missing)} of the classes, for example {missing[0]!r}")

@@ -102,14 +102,9 @@ def _from_captions(args: Args) -> Any:
 
 
 def _captions(args: Args) -> list[tuple[str, str | None]]:
-    from leafward.errors import DataError
-    from leafward.tasks.captions import read_captions
+    from leafward.tasks.captions import read_captions, read_lines
 
     assert args.captions is not None
     if args.captions.suffix != ".txt":
         return [(each.texts[-1], each.image) for each in read_captions(args.captions)]
-    try:
-        lines = args.captions.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {args.captions}: {error}") from error
-    return [(line.strip(), None) for line in lines if line.strip()]
+    return [(line, None) for line in read_lines(args.captions)]

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SUMMARY = "Features of labelled images and class names, for few-shot training without the images."
-IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 PARTS = ("train", "val", "test")
 
 
@@ -54,11 +53,12 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     if not encoder.has_images:
         raise UsageError(f"--model {args.model} has no image side; use a CLIP or SigLIP model")
     encoder.to(device_of(args.device))
-    texts = encoder.encode_text([args.template.format(name.replace("_", " ")) for name in names])
+    # With their norms: a latent hierarchy without normalisation reads them as radii.
+    texts = encoder.encode_text([args.template.format(name.replace("_", " ")) for name in names], unit=False)
     rows = []
     with Progress(len(files), "images", unit="image") as progress:
         for first in range(0, len(files), args.batch):
-            rows.append(encoder.encode_image(files[first : first + args.batch]).cpu())
+            rows.append(encoder.encode_image(files[first : first + args.batch], unit=False).cpu())
             progress.update(min(first + args.batch, len(files)))
     target = torch.tensor(labels)
     parts = seeded_split(target) if split is None else torch.tensor(split)
@@ -78,13 +78,15 @@ def read_images(folder: Path) -> tuple[list[Path], list[int], tuple[str, ...], l
 
 
 def _class_folders(folder: Path) -> tuple[list[Path], list[int], tuple[str, ...], None]:
+    from leafward.tasks.images import image_files
+
     classes = sorted(path for path in folder.iterdir() if path.is_dir())
     files: list[Path] = []
     labels: list[int] = []
     for label, path in enumerate(classes):
-        found = sorted(each for each in path.rglob("*") if each.suffix.lower() in IMAGES)
+        found = image_files(path)
         if not found:
-            raise DataError(f"the class folder {path} holds no image ({', '.join(IMAGES)})")
+            raise DataError(f"the class folder {path} holds no image")
         files += found
         labels += [label] * len(found)
     if not files:

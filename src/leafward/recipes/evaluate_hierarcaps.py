@@ -71,4 +71,6 @@ def _by_features(args: Args, candidates: Any) -> Any:
     text = torch.empty(len(candidates.texts), found["text"].shape[-1])
     text[candidates.ids.ravel()] = found["text"]  # equal captions have equal rows
     root = found["root"].view(-1, text.shape[-1])
-    return score(candidates, text, root.expand(len(candidates.roots), -1), found.get("image"), steps=args.steps)
+    if len(root) == 1:  # serves all
+        root = root.expand(len(candidates.roots), -1)
+    return score(candidates, text, root, found.get("image"), steps=args.steps)

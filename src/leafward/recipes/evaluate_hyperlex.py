@@ -33,6 +33,7 @@ class Args:
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
+    from leafward.errors import DataError
     from leafward.recipes._encoder_evaluation import one_source, open_target, show
     from leafward.tasks.features import read_features
     from leafward.tasks.hyperlex import read_hyperlex, score, words
@@ -43,6 +44,8 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     parts = read_hyperlex(args.data)
     if args.features is not None:
         found = read_features(args.features, ("text", "root"))
+        if found["root"].numel() != found["text"].shape[-1]:
+            raise DataError(f"{args.features}: root must be one vector, got shape {tuple(found['root'].shape)}")
         scores = score(parts, found["text"], found["root"].view(-1), args.geometry or "euclidean")
     else:
         opened = open_target(args.target, args.device)

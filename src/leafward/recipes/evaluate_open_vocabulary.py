@@ -21,7 +21,7 @@ class Args:
     data: Path
     """Scenes with masks; classes.txt names their classes."""
     ignore: int | None = 255
-    """Number of mask pixels that do not count; 0 for ADE20K."""
+    """Number of mask pixels that do not count; 0 for ADE20K-150, 65535 for ADE20K-847."""
     most: int | None = None
     """Score only so many held-out scenes."""
     device: str = "auto"
@@ -32,9 +32,10 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     from leafward.recipes._devices import device_of
     from leafward.recipes._segmenter import open_run
     from leafward.tasks.open_vocabulary import measure
-    from leafward.tasks.segmentation import load_scenes
+    from leafward.tasks.segmentation import check, load_scenes
 
     scenes = load_scenes(args.data, args.ignore)
+    check(scenes.held_out, "held-out scenes", complete=False)
     config, model = open_run(args.target)
     scores = measure(model.to(device_of(args.device)), scenes, config.size, args.most)
     console.print(

@@ -45,6 +45,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     from leafward.errors import DataError, UsageError
     from leafward.hierarchy import Taxonomy
     from leafward.recipes._encoder_evaluation import one_source, show
+    from leafward.tasks.captions import read_lines
     from leafward.tasks.features import read_features
     from leafward.tasks.zeroshot import score
 
@@ -56,8 +57,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         if tax is not None:
             if args.classes is None:
                 raise UsageError("--taxonomy with --features needs --classes, the names of the rows of text")
-            names = args.classes.read_text(encoding="utf-8").split("\n")
-            names = [name.strip() for name in names if name.strip()]
+            names = read_lines(args.classes)
             if len(names) != len(text):
                 raise DataError(f"{args.classes} names {len(names)} classes, but there are {len(text)} rows of text")
     else:

@@ -1,7 +1,7 @@
 """HyperCLIP's block-diagonal adapter on a folder of labelled images, beside LoRA, OFT, attention-only and full
 fine-tuning under the same budget, with the radius of the features before and after.
 
-    leafward train hyperclip --images photos --model openai/clip-vit-base-patch16 --compare
+    leafward train hyperclip --images photos --model openai/clip-vit-base-patch16 --compare --seeds 3
     leafward export runs/hyperclip-quick --to adapted --merged
 
 The loss is the cross-entropy of the images over the class texts; the score may be the cosine of the paper, the Lorentz
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -70,15 +70,17 @@ class Config:
     """Peak learning rate of adapters; attention and full have a tenth of it."""
     weight_decay: float = 1e-4
     """Weight decay; of an adapter it pulls to the identity."""
+    seeds: int = 1
+    """Trainings of each method with other shots, data order and beginnings; two or more give intervals."""
     seed: int = 0
-    """Seed of shots, data order and beginnings."""
+    """The first of the seeds; the adapter that is kept is of this one."""
     workers: int = 0
     """Processes that load images."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train."""
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "steps", "batch"):
+        for name in ("block_size", "steps", "batch", "seeds"):
             need(getattr(self, name) >= 1, name, "an integer ≥ 1", getattr(self, name))
         for name in ("seed", "workers"):
             need(getattr(self, name) >= 0, name, "an integer ≥ 0", getattr(self, name))
@@ -108,9 +110,10 @@ PRESETS: dict[str, Callable[[], Config]] = {"quick": quick, "full-data": full_da
 
 
 def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:
-    """Train one method, or all of them, in the run directory `out`; the adapter goes to `out`/adapter.
+    """Train one method, or all of them, with every seed in the run directory `out`.
 
-    Methods that are done are kept: a run that was stopped continues with `resume`.
+    What the chosen method learned with the first seed goes to `out`/adapter, or, where weights of the model itself
+    were trained, to `out`/model. Trainings that are done are kept: a run that was stopped continues with `resume`.
     """
     from leafward.engine import RunDirectory
     from leafward.recipes import _hyperclip_training as training
@@ -119,12 +122,17 @@ def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = Fa
     if config.images is None or config.model is None:
         missing = "images" if config.images is None else "model"
         raise UsageError(f"{missing} is missing: the recipe needs --images FOLDER and --model NAME")
-    data = training.read(config)
+    trials = [replace(config, seed=config.seed + place) for place in range(config.seeds)]
+    data = [training.read(trial) for trial in trials]
     directory = RunDirectory.create(
         out, config, resume=resume, overwrite=overwrite, may_change=MAY_CHANGE, recipe="hyperclip"
     )
-    rows = [training.train(config, each, data, directory) for each in training.methods(config)]
-    result = summarise(config, data, rows)
+    rows = [
+        training.train(trial, each, images, directory, keep=trial.seed == config.seed)
+        for each in training.methods(config)
+        for trial, images in zip(trials, data, strict=True)
+    ]
+    result = summarise(config, data[0], rows)
     directory.finish(result)
     environment = json.loads((directory.path / "env.json").read_text(encoding="utf-8"))
     page(config, result, environment).write(directory.report)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from leafward.errors import UsageError, need
 
 SUMMARY = "Open-vocabulary segmentation: a CLIP model with block-diagonal adapters and cost aggregation."
-MAY_CHANGE = ("device", "workers")
+MAY_CHANGE = ("check", "device", "workers")
 """Fields that a resumed run may change."""
 
 
@@ -27,7 +27,7 @@ class Config:
     data: Path | None = None
     """Scenes: images/ and masks/ with classes.txt, ADE20K's layout, or VOC's (see leafward.tasks.segmentation)."""
     ignore: int | None = 255
-    """Number of mask pixels that do not count; 0 for ADE20K, whose classes begin at 1."""
+    """Number of mask pixels that do not count; 0 for ADE20K-150, whose classes begin at 1; 65535 for ADE20K-847."""
     model: str | None = None
     """A directory or hub name of a Hugging Face CLIP model."""
     method: Literal["block-scale", "orthogonal", "lora", "frozen"] = "block-scale"
@@ -64,6 +64,8 @@ class Config:
     """Weight decay; of an adapter it pulls to the identity."""
     most_scored: int | None = None
     """Score only so many held-out scenes; None: all."""
+    check: bool = True
+    """Look at every image and mask before training."""
     seed: int = 0
     """Seed of crops, data order and beginnings."""
     workers: int = 0
@@ -110,6 +112,9 @@ def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = Fa
         raise UsageError(f"{missing} is missing: the recipe needs --data FOLDER and --model NAME")
     scenes = load_scenes(config.data, config.ignore, seed=config.seed)
     model = parts.build(config)
+    task = OpenVocabularyTask(scenes, config.size, config.most_scored).bind(model)
+    if config.check:
+        task.check()
     directory = RunDirectory.create(
         out, config, resume=resume, overwrite=overwrite, may_change=MAY_CHANGE, recipe="segmenter"
     )
@@ -122,7 +127,6 @@ def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = Fa
         device=config.device,
     )
     optim = OptimConfig(lr=config.lr, weight_decay=config.weight_decay, warmup_steps=min(100, config.steps // 10))
-    task = OpenVocabularyTask(scenes, config.size, config.most_scored).bind(model)
     found = fit(model, task, loop, optim, directory)
     parts.save(model, directory.path)
     publish(model.decoder, directory.path / parts.DECODER, {"channels": config.channels, "window": config.window})

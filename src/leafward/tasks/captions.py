@@ -144,6 +144,11 @@ def _text_of(path: str | Path) -> str:
         raise DataError(f"cannot read {path}: {error}") from error
 
 
+def read_lines(path: str | Path) -> list[str]:
+    """The lines of a text file that hold something, without the space around them."""
+    return [line.strip() for line in _text_of(path).splitlines() if line.strip()]
+
+
 def _csv_rows(path: str | Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     reader = csv.DictReader(io.StringIO(_text_of(path), newline=""))
     for number, row in enumerate(reader, start=1):
@@ -171,7 +176,7 @@ def _parquet_rows(path: str | Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 def parquet_columns(path: str | Path, columns: Sequence[str]) -> list[dict[str, Any]]:
     """The rows of a parquet file, those of the named columns that it has."""
-    parquet = require("pyarrow.parquet", "dev")
+    parquet = require("pyarrow.parquet", "lm")
     try:
         file = parquet.ParquetFile(path)
         return file.read(columns=[name for name in file.schema_arrow.names if name in columns]).to_pylist()

@@ -99,8 +99,8 @@ class Classification:
 
     def check(self) -> None:
         """Look at all the data before training starts; whatever is wrong is reported by the name of its file."""
-        check_classes(self.sets.train, "training images")
         check(self.sets.train, "training images")
+        check_classes(self.sets.train, "training images")
         check(self.sets.held_out, "held-out images")
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import timm
 import torch
 from torch import Tensor, nn
 from torchvision import tv_tensors
@@ -26,10 +25,10 @@ from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 from torchvision.transforms import v2
 
-import leafward.models  # noqa: F401  (registers HCFormer)
 from leafward.engine import Loss
 from leafward.errors import DataError, UsageError, require
-from leafward.tasks.images import HELD_OUT, TRAIN, read_image
+from leafward.tasks.images import HELD_OUT, TRAIN, divided, read_image
+from leafward.tasks.pyramids import LEVELS, coarsest, pyramid
 
 FPN_WIDTH = 256
 LONGEST = 1333 / 800  # longest side over the shorter one, as in the paper
@@ -75,27 +74,27 @@ def load_objects(data: str | Path, held_out: float = 0.1, seed: int = 0) -> Obje
     files = sorted([*path.glob("annotations/*.json"), *path.glob("*.json")])
     if not files:
         raise DataError(f"{path} has neither COCO's annotations/*.json nor VOC's Annotations/*.xml")
+    # Beside them COCO has captions_….json and person_keypoints_….json.
+    files = [file for file in files if file.stem.startswith("instances")] or files
     train, test = (
         next((file for file in files if any(name in file.stem.lower() for name in names)), None)
         for names in (TRAIN, HELD_OUT)
     )
-    if train is None and len(files) > 1:
-        raise DataError(f"none of {', '.join(f.name for f in files)} has 'train' in its name")
+    if train is None and (test is not None or len(files) > 1):
+        raise DataError(f"{path}: none of {', '.join(f.name for f in files)} has 'train' in its name")
     photos, classes = _coco(train or files[0], path)
     if test is None:
-        return ObjectSets(*_divided(photos, held_out, seed), classes)
+        return _divided(photos, classes, held_out, seed)
     others, again = _coco(test, path)
     if again != classes:
         raise DataError(f"{test} and {train} do not have the same categories")
     return ObjectSets(photos, others, classes)
 
 
-def _divided(photos: list[Photo], held_out: float, seed: int) -> tuple[list[Photo], list[Photo]]:
+def _divided(photos: list[Photo], classes: list[str], held_out: float, seed: int) -> ObjectSets:
     if len(photos) < 2:
         raise DataError(f"there are {len(photos)} photos; at least two are needed, one of them held out")
-    order = np.random.default_rng(seed).permutation(len(photos))
-    count = min(max(1, round(held_out * len(photos))), len(photos) - 1)
-    return [photos[i] for i in sorted(order[count:])], [photos[i] for i in sorted(order[:count])]
+    return ObjectSets(*divided(photos, held_out, seed), classes)
 
 
 def _coco(file: Path, path: Path) -> tuple[list[Photo], list[str]]:
@@ -145,7 +144,7 @@ def _voc(path: Path, held_out: float, seed: int) -> ObjectSets:
         for stem, (image, things, size) in raw.items()
     }
     if stems["train"] is None or stems["test"] is None:
-        return ObjectSets(*_divided(list(photos.values()), held_out, seed), classes)
+        return _divided(list(photos.values()), classes, held_out, seed)
 
     def listed(file: Path) -> list[Photo]:
         names = file.read_text(encoding="utf-8").split()
@@ -163,7 +162,9 @@ def _voc_photo(file: Path, images: Path) -> tuple[Path, list[tuple[str, Any]], t
         things = []
         for each in root.iter("object"):
             ends = [float(each.findtext(f"bndbox/{side}", "")) for side in ("xmin", "ymin", "xmax", "ymax")]
-            things.append((each.findtext("name", ""), (ends[0] - 1, ends[1] - 1, ends[2], ends[3])))  # counted from 1
+            if not (name := each.findtext("name")):
+                raise ValueError("an object has no name")
+            things.append((name, (ends[0] - 1, ends[1] - 1, ends[2], ends[3])))  # counted from 1
         size = root.find("size")
         sides = None if size is None else (int(size.findtext("width", "")), int(size.findtext("height", "")))
         return images / (root.findtext("filename") or f"{file.stem}.jpg"), things, sides
@@ -172,7 +173,8 @@ def _voc_photo(file: Path, images: Path) -> tuple[Path, list[tuple[str, Any]], t
 
 
 def check(photos: Sequence[Photo], classes: Sequence[str], what: str, complete: bool) -> None:
-    """Refuse images that cannot be read or differ in size, empty boxes and, if `complete`, classes without object."""
+    """Refuse images that cannot be read or differ in size, empty boxes, outlines that cannot be drawn and, if
+    `complete`, classes without object."""
     seen = set()
     for photo in photos:
         width, height = read_image(photo.file).size
@@ -184,6 +186,11 @@ def check(photos: Sequence[Photo], classes: Sequence[str], what: str, complete: 
                 right - left > 0 and bottom - top > 0 and left < width and top < height and right > 0 and bottom > 0
             ):
                 raise DataError(f"{what}: {photo.file} has the box {thing.box}, which is empty or outside the image")
+            if thing.outline is not None:
+                try:
+                    _drawn(thing.outline, height, width)
+                except DataError as error:
+                    raise DataError(f"{what}: {photo.file}: {error}") from None
             seen.add(thing.label)
     missing = [name for k, name in enumerate(classes) if k not in seen]
     if complete and missing:
@@ -197,14 +204,14 @@ class Pyramid(nn.Module):
 
     def __init__(self, model: str, arguments: Mapping[str, Any]) -> None:
         super().__init__()
-        body: Any = timm.create_model(model, features_only=True, **arguments)
+        body = pyramid(model, arguments)
         self.body: nn.Module = body
-        channels = body.feature_info.channels()[-4:]
+        channels = body.feature_info.channels()[-LEVELS:]
         self.norms = nn.ModuleList(nn.GroupNorm(1, c) for c in channels)
         self.fpn = FeaturePyramidNetwork(channels, FPN_WIDTH, extra_blocks=LastLevelMaxPool())
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        maps = [norm(map_) for norm, map_ in zip(self.norms, self.body(x)[-4:], strict=True)]
+        maps = [norm(map_) for norm, map_ in zip(self.norms, coarsest(self.body, x), strict=True)]
         return self.fpn(OrderedDict((str(k), map_) for k, map_ in enumerate(maps)))
 
 
@@ -236,6 +243,9 @@ class Examples:
         boxes = torch.tensor([thing.box for thing in things], dtype=torch.float32).reshape(-1, 4)
         boxes[:, 0::2].clamp_(0, width)
         boxes[:, 1::2].clamp_(0, height)
+        # COCO itself has a box without height, which torchvision refuses in the middle of the training.
+        solid = (boxes[:, 2:] > boxes[:, :2]).all(dim=1)
+        boxes, things = boxes[solid], [thing for thing, keep in zip(things, solid.tolist(), strict=True) if keep]
         target: dict[str, Any] = {
             "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(height, width)),  # pyright: ignore
             "labels": torch.tensor([thing.label + 1 for thing in things], dtype=torch.int64),
@@ -252,8 +262,11 @@ class Examples:
 def _drawn(outline: Any, height: int, width: int) -> np.ndarray:
     """COCO's polygons or run-length code as a mask (H, W) of zeros and ones."""
     masks = require("pycocotools.mask", "vision")
-    codes = masks.frPyObjects(outline, height, width)
-    return masks.decode(masks.merge(codes) if isinstance(codes, list) else codes).astype(np.uint8)
+    try:
+        codes = masks.frPyObjects(outline, height, width)
+        return masks.decode(masks.merge(codes) if isinstance(codes, list) else codes).astype(np.uint8)
+    except Exception as error:  # pycocotools has no errors of its own
+        raise DataError(f"an outline cannot be drawn: {error}") from error
 
 
 class Detection:

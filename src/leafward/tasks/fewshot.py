@@ -22,12 +22,14 @@ from torch import Tensor
 
 from leafward.errors import DataError, UsageError
 from leafward.files import replacing
+from leafward.tasks.features import as_vectors, check_ending, load_arrays, need_arrays
 
 Protocol = Literal["base-to-new", "few-shot", "cross-dataset", "domain"]
 TRAIN, VALIDATION, TEST = 0, 1, 2
 SHARES = (0.5, 0.2, 0.3)
 """Of train, validation and test, where a file brings no split (the shares of CoOp's data sets)."""
 
+_ENDINGS = (".npz", ".safetensors")
 _REQUIRED = ("image_features", "labels", "text_features")
 _TEACHER = ("teacher_image_features", "teacher_text_features")
 
@@ -60,13 +62,10 @@ class FeatureSet:
 def read_features(path: str | os.PathLike[str]) -> FeatureSet:
     """A feature file, checked; without a split a seeded one is made, the same every time."""
     path = Path(path)
-    arrays, names = _load(path)
-    for name in _REQUIRED:
-        if name not in arrays:
-            raise DataError(f"{path} lacks the array {name!r}; it holds {', '.join(sorted(arrays)) or 'nothing'}")
-    if names is None:
-        raise DataError(f"{path} lacks the class names: an array 'class_names' (.npz) or metadata (.safetensors)")
-    images, texts = (_vectors(arrays, name, path) for name in ("image_features", "text_features"))
+    arrays, metadata = load_arrays(path, _ENDINGS)
+    names = _class_names(arrays, metadata, path)
+    need_arrays(arrays, _REQUIRED, path)
+    images, texts = (_matrix(arrays, name, path) for name in ("image_features", "text_features"))
     labels = _integers(arrays, "labels", path, len(images), len(texts))
     if len(names) != len(texts) or images.shape[1] != texts.shape[1]:
         raise DataError(
@@ -87,7 +86,7 @@ def _teacher(arrays: dict[str, Any], path: Path, images: int, texts: int) -> tup
         return ()
     if len(names) == 1:
         raise DataError(f"{path}: {' and '.join(_TEACHER)} come together or not at all")
-    features = tuple(_vectors(arrays, name, path) for name in names)
+    features = tuple(_matrix(arrays, name, path) for name in names)
     if [len(each) for each in features] != [images, texts]:
         raise DataError(f"{path}: the teacher's features are not of the same images and classes")
     return features
@@ -104,7 +103,7 @@ def write_features(path: str | os.PathLike[str], data: FeatureSet) -> None:
     }
     if data.teacher_images is not None and data.teacher_texts is not None:
         arrays |= {"teacher_image_features": data.teacher_images, "teacher_text_features": data.teacher_texts}
-    _check_suffix(path)
+    check_ending(path, _ENDINGS)
     with replacing(path) as temporary:
         if path.suffix == ".npz":
             with open(temporary, "wb") as file:
@@ -238,39 +237,22 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
     return centre - half, centre + half
 
 
-def _check_suffix(path: Path) -> None:
-    if path.suffix not in (".npz", ".safetensors"):
-        raise UsageError(f"the name of a feature file must end in .npz or .safetensors, got {path.name!r}")
-
-
-def _load(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...] | None]:
-    """Arrays by name, and the class names."""
-    _check_suffix(path)
+def _class_names(arrays: dict[str, np.ndarray], metadata: dict[str, str], path: Path) -> tuple[str, ...]:
+    """The class names, taken out of the arrays where they are one of them."""
+    if "class_names" in arrays:
+        return tuple(map(str, arrays.pop("class_names")))
+    if "class_names" not in metadata:
+        raise DataError(f"{path} lacks the class names: an array 'class_names' (.npz) or metadata (.safetensors)")
     try:
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as file:
-                arrays = dict(file)
-            names = arrays.pop("class_names", None)
-            return arrays, None if names is None else tuple(map(str, names))
-        from safetensors import safe_open
-
-        with safe_open(path, framework="numpy") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-            text = (file.metadata() or {}).get("class_names")
-        return arrays, None if text is None else tuple(map(str, json.loads(text)))
-    except Exception as error:  # each reader has its own
-        raise DataError(f"cannot read the features {path}: {error}") from error
+        return tuple(map(str, json.loads(metadata["class_names"])))
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path}: the metadata class_names must be a list in JSON: {error}") from error
 
 
-def _vectors(arrays: dict[str, Any], name: str, path: Path) -> Tensor:
-    array = arrays[name]
-    if array.ndim != 2 or not array.size or array.dtype.kind != "f":
-        raise DataError(f"{path}: {name} must be numbers (N, d), got {array.dtype} {array.shape}")
-    vectors = torch.from_numpy(array.astype(np.float32))
-    lengths = vectors.norm(dim=1)
-    if not bool((lengths.isfinite() & (lengths > 0)).all()):
-        raise DataError(f"{path}: {name} holds a vector that is zero or not finite")
-    return vectors
+def _matrix(arrays: dict[str, np.ndarray], name: str, path: Path) -> Tensor:
+    if arrays[name].ndim != 2:
+        raise DataError(f"{path}: {name} must be numbers (N, d), got {arrays[name].dtype} {arrays[name].shape}")
+    return as_vectors(arrays[name], name, path)
 
 
 def _integers(arrays: dict[str, Any], name: str, path: Path, count: int, below: int) -> Tensor:

@@ -12,7 +12,7 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -21,12 +21,13 @@ from leafward.errors import DataError, UsageError, nearest, require
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+T = TypeVar("T")
 ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 TRAIN, HELD_OUT = ("train", "training"), ("val", "valid", "validation", "test", "testing")
 BYTES = ("jpeg", "png", "image", "img", "bytes")
 """Columns of a Parquet file that can hold encoded images."""
-DECODE_ALL = 20_000
-"""Up to so many images are decoded whole by the check; of more, only the headers are read."""
+DECODED = 20_000
+"""At most so many images are decoded by the check; of more, as many at even distances."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def load_images(data: str | Path, held_out: float = 0.1, seed: int = 0) -> Image
 
 
 def check(images: ImageSet, what: str) -> None:
-    """Refuse labels out of range, classes without an image, and images that cannot be decoded, by name."""
+    """Refuse labels out of range and images that cannot be decoded, by name."""
     if not len(images):
         raise DataError(f"{what}: there is no image")
     wrong = np.flatnonzero((images.labels < 0) | (images.labels >= len(images.classes)))
@@ -99,13 +100,12 @@ def check(images: ImageSet, what: str) -> None:
         raise DataError(
             f"{what}: the label of {images.names[i]} is {images.labels[i]}, but there are {len(images.classes)} classes"
         )
-    if len(images) <= DECODE_ALL:
-        for i in range(len(images)):
-            images.read(i)
+    for i in range(0, len(images), -(-len(images) // DECODED)):
+        images.read(i)
 
 
 def check_classes(images: ImageSet, what: str) -> None:
-    """Refuse classes without a single image."""
+    """Refuse classes without a single image, where the labels are in range."""
     empty = np.flatnonzero(np.bincount(images.labels, minlength=len(images.classes)) == 0)
     if len(empty):
         raise DataError(f"{what}: the class {images.classes[int(empty[0])]!r} has no image")
@@ -165,7 +165,7 @@ def from_arrays(
     if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
         raise DataError(f"labels must be {len(images)} whole numbers, got {labels.shape} in {labels.dtype}")
     pillow = require("PIL.Image", "vision")
-    given = list(classes) if classes is not None else [str(k) for k in range(int(labels.max(initial=-1)) + 1)]
+    given = list(classes) if classes is not None else _numbers(labels)
     where = [f"{name}[{i}]" for i in range(len(images))]
     return ImageSet(given, labels.astype(np.int64), where, lambda i: pillow.fromarray(images[i]).convert("RGB"))
 
@@ -205,7 +205,7 @@ def _encoded(values: list[Any], path: Path) -> tuple[list[str], np.ndarray]:
     if not all(isinstance(value, int) for value in values):
         raise DataError(f"{path}: labels must be texts or whole numbers, all of one kind")
     labels = np.array(values, dtype=np.int64)
-    return [str(k) for k in range(int(labels.max(initial=-1)) + 1)], labels
+    return _numbers(labels), labels
 
 
 def _by_split(images: ImageSet, splits: list[str] | None, held_out: float, seed: int) -> ImageSets:
@@ -227,20 +227,25 @@ def _hugging_face(path: Path, held_out: float, seed: int) -> ImageSets:
         if train is None:
             raise DataError(f"{path} has the splits {sorted(found)}, but none for training")
         whole = _hugging_face_set(train, path)
-        return _divide(whole, held_out, seed) if test is None else ImageSets(whole, _hugging_face_set(test, path))
+        if test is None:
+            return _divide(whole, held_out, seed)
+        return ImageSets(whole, _hugging_face_set(test, path, whole.classes))
     return _divide(_hugging_face_set(found, path), held_out, seed)
 
 
-def _hugging_face_set(found: Any, path: Path) -> ImageSet:
+def _hugging_face_set(found: Any, path: Path, classes: list[str] | None = None) -> ImageSet:
     columns = found.column_names
     image = next((name for name in ("image", "img") if name in columns), None)
     label = next((name for name in ("label", "labels", "fine_label") if name in columns), None)
     if image is None or label is None:
         raise DataError(f"{path} needs the columns image and label; it has {columns}")
-    labels = np.array(found[label], dtype=np.int64)
-    classes = getattr(found.features[label], "names", None) or [str(k) for k in range(int(labels.max(initial=-1)) + 1)]
+    try:
+        labels = np.array(found[label], dtype=np.int64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{path}: the column {label} must hold whole numbers: {error}") from None
+    given = classes or getattr(found.features[label], "names", None) or _numbers(labels)
     names = [f"{path}[{i}]" for i in range(len(labels))]
-    return ImageSet(list(classes), labels, names, lambda i: found[i][image].convert("RGB"))
+    return ImageSet(list(given), labels, names, _reader(names, lambda i: found[i][image]))
 
 
 def _torchvision(text: str) -> ImageSets:
@@ -266,17 +271,41 @@ def _torchvision(text: str) -> ImageSets:
         pair = [kind(folder, **argument) for argument in arguments]
     except (RuntimeError, OSError, ValueError) as error:
         raise DataError(f"torchvision's {name} cannot be read from {folder}: {error}") from None
-    sets = [from_dataset(found, text) for found in pair]
-    return ImageSets(*sets)
+    train = from_dataset(pair[0], text)
+    return ImageSets(train, from_dataset(pair[1], text, train.classes))
 
 
-def from_dataset(found: Any, name: str) -> ImageSet:
-    """A torchvision classification data set: items are (PIL image, label)."""
+def from_dataset(found: Any, name: str, classes: list[str] | None = None) -> ImageSet:
+    """A torchvision classification data set: items are (PIL image, label). `classes` are those of its training part."""
     labels = getattr(found, "targets", getattr(found, "labels", getattr(found, "_labels", None)))
     values = np.asarray([found[i][1] for i in range(len(found))] if labels is None else labels, dtype=np.int64)
-    classes = list(getattr(found, "classes", range(int(values.max(initial=-1)) + 1)))
+    given = classes or [str(c) for c in getattr(found, "classes", _numbers(values))]
     where = [f"{name}[{i}]" for i in range(len(values))]
-    return ImageSet([str(c) for c in classes], values, where, lambda i: found[i][0].convert("RGB"))
+    return ImageSet(given, values, where, _reader(where, lambda i: found[i][0]))
+
+
+def _reader(names: Sequence[str], item: Callable[[int], Any]) -> Callable[[int], Image]:
+    """Decoding by a library's own data set, whose errors do not say which image it was."""
+
+    def read(i: int) -> Image:
+        try:
+            return item(i).convert("RGB")
+        except (OSError, SyntaxError, ValueError) as error:
+            raise DataError(f"{names[i]} cannot be read as an image: {error}") from None
+
+    return read
+
+
+def _numbers(labels: np.ndarray) -> list[str]:
+    """Names of classes that have none: 0, 1, 2 …"""
+    return [str(k) for k in range(int(labels.max(initial=-1)) + 1)]
+
+
+def divided(items: list[T], held_out: float, seed: int) -> tuple[list[T], list[T]]:
+    """Most of the items and, drawn by `seed`, the part `held_out`; each has at least one where there are two."""
+    order = np.random.default_rng(seed).permutation(len(items))
+    count = min(max(1, round(held_out * len(items))), len(items) - 1) if items else 0
+    return [items[i] for i in sorted(order[count:])], [items[i] for i in sorted(order[:count])]
 
 
 def _divide(images: ImageSet, held_out: float, seed: int) -> ImageSets:

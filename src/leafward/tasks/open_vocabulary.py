@@ -19,7 +19,7 @@ from leafward.adapters.scores import Score, similarity
 from leafward.engine import Loss
 from leafward.errors import UsageError
 from leafward.tasks.cost_aggregation import CostAggregation
-from leafward.tasks.segmentation import IGNORED, SceneSets, confusion, score
+from leafward.tasks.segmentation import IGNORED, SceneSets, check, confusion, score
 
 TEMPLATES = ("a photo of a {} in the scene.",)
 MOST_CLASSES = 256
@@ -129,8 +129,9 @@ def mask_loss(logits: Tensor, masks: Tensor) -> Loss:
     """
     logits = F.interpolate(logits.float(), size=masks.shape[-2:], mode="bilinear", align_corners=False)
     valid = masks != IGNORED
-    target = F.one_hot(torch.where(valid, masks, 0).long(), logits.shape[1]).permute(0, 3, 1, 2).float()
-    entropy = F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(dim=1)
+    own = logits.gather(1, torch.where(valid, masks, 0).long().unsqueeze(1)).squeeze(1)
+    # softplus(l) − y l, summed over classes: the targets y, as large as the logits, need not be made.
+    entropy = (F.softplus(logits).sum(dim=1) - own) / logits.shape[1]
     right = (logits.argmax(dim=1) == masks) & valid
     return Loss(torch.where(valid, entropy, 0.0).sum(), valid.sum(), {"pixel_accuracy": right.sum()})
 
@@ -186,6 +187,11 @@ class OpenVocabularyTask:
         self._prepare = model.prepare
         return self
 
+    def check(self) -> None:
+        """Look at all masks before training starts; whatever is wrong is reported by the name of its file."""
+        check(self.scenes.train, "training scenes", complete=False)
+        check(self.scenes.held_out, "held-out scenes", complete=False)
+
     @property
     def dataset(self) -> OpenVocabularyTask:
         return self
@@ -205,7 +211,7 @@ class OpenVocabularyTask:
             image, mask = image.flip(-1), mask.flip(-1)
         to = (self.size, self.size)
         pixels = F.interpolate(image[None].float(), size=to, mode="bilinear", align_corners=False, antialias=True)[0]
-        labels = F.interpolate(mask[None].float(), size=to, mode="nearest")[0, 0].to(torch.uint8)
+        labels = F.interpolate(mask[None].float(), size=to, mode="nearest")[0, 0].long()
         return self._prepare(pixels), labels
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:

@@ -12,21 +12,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-import leafward.models  # noqa: F401  (registers HCFormer)
 from leafward.engine import Loss
 from leafward.errors import DataError, UsageError, require
-from leafward.tasks.images import HELD_OUT, TRAIN, image_files, read_image
+from leafward.tasks.images import HELD_OUT, TRAIN, divided, image_files, read_image
+from leafward.tasks.pyramids import LEVELS, any_size, coarsest, pyramid
 
-IGNORED = 255
+IGNORED = -1
 """Label of pixels that do not count, in every mask that this module hands out."""
+MASK_MODES = ("1", "L", "P", "I", "I;16", "I;16L", "I;16B")
+"""Pillow's modes of masks: one number of 1, 8, 16 or 32 bits for each pixel."""
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGE_FOLDERS = ("images", "image", "images_detectron2")
+MASK_FOLDERS = ("masks", "annotations", "labels", "mask", "annotations_detectron2", "stuffthingmaps")
 ALIGN = 32  # the coarsest stride of a backbone
 FPN_WIDTH, HEAD_WIDTH = 256, 128
 
@@ -46,7 +49,7 @@ class Scenes:
         return read_image(self.pairs[index][0])
 
     def mask(self, index: int) -> np.ndarray:
-        """(H, W) uint8 of class numbers and `IGNORED`."""
+        """(H, W) int32 of class numbers and `IGNORED`."""
         return _labels(self.pairs[index][1], self.ignore)
 
 
@@ -62,19 +65,21 @@ class SceneSets:
 
 def load_scenes(data: str | Path, ignore: int | None = 255, held_out: float = 0.1, seed: int = 0) -> SceneSets:
     """Scenes from a folder: `images` and `masks` (or `annotations`), with or without `training` and `validation` below,
-    as ADE20K has it; or VOC's JPEGImages, SegmentationClass and ImageSets/Segmentation.
+    as ADE20K has it, or `train2017` and `val2017`, as COCO-Stuff; or VOC's JPEGImages, SegmentationClass and
+    ImageSets/Segmentation, or PASCAL Context's SegmentationClassContext and ImageSets/SegmentationContext.
 
-    Masks hold class numbers. `ignore` is the number of pixels that do not count; where it is 0, as in ADE20K, classes
-    begin at 1. Names come from `classes.txt`, one in a line; else the masks say how many there are.
+    Masks hold class numbers of 8 or 16 bits. `ignore` is the number of pixels that do not count; where it is 0, as in
+    ADE20K, classes begin at 1. Names come from `classes.txt`, one in a line; else the masks say how many there are.
     """
     path = Path(data)
     if (path / "JPEGImages").is_dir():
-        train, test = (_voc_pairs(path, names) for names in (("train",), ("val", "test")))
+        context = "Context" * (path / "SegmentationClassContext").is_dir()
+        train, test = (_voc_pairs(path, names, context) for names in (("train",), ("val", "test")))
     else:
-        images, masks = _one_of(path, ("images", "image")), _one_of(path, ("masks", "annotations", "labels", "mask"))
+        images, masks = _one_of(path, IMAGE_FOLDERS), _one_of(path, MASK_FOLDERS)
         train, test = (_pairs(images, masks, names) for names in (TRAIN, HELD_OUT))
         if train is None:
-            train, test = _divided(_pairs(images, masks, None) or [], held_out, seed)
+            train, test = divided(_pairs(images, masks, None) or [], held_out, seed)
     if not train or not test:
         raise DataError(
             f"{path} has {len(train or [])} scenes to train on and {len(test or [])} held out; both need some"
@@ -93,7 +98,8 @@ def _one_of(path: Path, names: Sequence[str]) -> Path:
 def _pairs(images: Path, masks: Path, splits: Sequence[str] | None) -> list[tuple[Path, Path]] | None:
     """Images and masks with equal names; None where there is no folder of such a split."""
     if splits is not None:
-        name = next((name for name in splits if (images / name).is_dir()), None)
+        names = (*splits, *(f"{name}2017" for name in splits))
+        name = next((name for name in names if (images / name).is_dir()), None)
         if name is None:
             return None
         images, masks = images / name, masks / name
@@ -107,19 +113,13 @@ def _pairs(images: Path, masks: Path, splits: Sequence[str] | None) -> list[tupl
     return pairs
 
 
-def _voc_pairs(path: Path, names: Sequence[str]) -> list[tuple[Path, Path]]:
-    lists = path / "ImageSets" / "Segmentation"
+def _voc_pairs(path: Path, names: Sequence[str], context: str) -> list[tuple[Path, Path]]:
+    lists = path / "ImageSets" / f"Segmentation{context}"
     found = next((lists / f"{name}.txt" for name in names if (lists / f"{name}.txt").is_file()), None)
     if found is None:
         raise DataError(f"{lists} has no {' or '.join(f'{name}.txt' for name in names)}")
     stems = found.read_text(encoding="utf-8").split()
-    return [(path / "JPEGImages" / f"{s}.jpg", path / "SegmentationClass" / f"{s}.png") for s in stems]
-
-
-def _divided(pairs: list[Any], held_out: float, seed: int) -> tuple[list[Any], list[Any]]:
-    order = np.random.default_rng(seed).permutation(len(pairs))
-    count = min(max(1, round(held_out * len(pairs))), len(pairs) - 1) if pairs else 0
-    return [pairs[i] for i in sorted(order[count:])], [pairs[i] for i in sorted(order[:count])]
+    return [(path / "JPEGImages" / f"{s}.jpg", path / f"SegmentationClass{context}" / f"{s}.png") for s in stems]
 
 
 def _class_names(path: Path, masks: Sequence[Path], ignore: int | None) -> list[str]:
@@ -129,7 +129,7 @@ def _class_names(path: Path, masks: Sequence[Path], ignore: int | None) -> list[
     highest = -1
     for mask in masks:
         labels = _labels(mask, ignore)
-        highest = max(highest, int(labels[labels != IGNORED].astype(int).max(initial=-1)))
+        highest = max(highest, int(labels.max(initial=-1)))
     return [str(k) for k in range(highest + 1)]
 
 
@@ -137,14 +137,14 @@ def _labels(path: Path, ignore: int | None) -> np.ndarray:
     pillow = require("PIL.Image", "vision")
     try:
         with pillow.open(path) as image:
-            if image.mode not in ("L", "P", "1"):
+            if image.mode not in MASK_MODES:
                 raise DataError(f"the mask {path} must hold one class number for each pixel, not {image.mode} colours")
-            raw = np.asarray(image).astype(np.uint8)
+            raw = np.asarray(image).astype(np.int32)
     except (OSError, SyntaxError, ValueError) as error:
         raise DataError(f"the mask {path} cannot be read: {error}") from None
     if ignore == 0:
-        return raw - np.uint8(1)  # 0 wraps to 255
-    return raw if ignore is None else np.where(raw == ignore, np.uint8(IGNORED), raw)
+        return raw - 1  # 0 becomes IGNORED
+    return raw if ignore is None else np.where(raw == ignore, np.int32(IGNORED), raw)
 
 
 def check(scenes: Scenes, what: str, complete: bool) -> None:
@@ -218,16 +218,16 @@ class SegmentationModel(nn.Module):
         if decoder != "semantic-fpn":
             raise UsageError(f"decoder must be semantic-fpn or smp:NAME, got {decoder!r}")
         self.whole = None
-        backbone: Any = timm.create_model(model, features_only=True, **(arguments or {}))
+        backbone = pyramid(model, arguments or {})
         self.backbone: nn.Module = backbone
-        channels = backbone.feature_info.channels()[-4:]
+        channels = backbone.feature_info.channels()[-LEVELS:]
         self.norms = nn.ModuleList(nn.GroupNorm(1, c) for c in channels)  # every stage's map gets its own norm
         self.decoder = SemanticFPN(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.whole is not None:
             return self.whole(x)
-        maps = [norm(map_) for norm, map_ in zip(self.norms, self.backbone(x)[-4:], strict=True)]
+        maps = [norm(map_) for norm, map_ in zip(self.norms, coarsest(self.backbone, x), strict=True)]
         return F.interpolate(self.decoder(maps), size=x.shape[2:], mode="bilinear", align_corners=False)
 
 
@@ -236,7 +236,7 @@ def _smp(name: str, model: str, classes: int, arguments: dict[str, Any]) -> Any:
     kind = getattr(smp, name, None)
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise UsageError(f"segmentation_models_pytorch has no decoder {name!r}, such as Unet, FPN or UPerNet")
-    return kind(encoder_name=f"tu-{model}", encoder_weights=None, classes=classes, **arguments)
+    return kind(encoder_name=f"tu-{model}", encoder_weights=None, classes=classes, **(any_size(model) | arguments))
 
 
 class Crops:

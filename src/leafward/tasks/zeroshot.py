@@ -13,21 +13,17 @@ from torch.nn.functional import normalize
 from leafward.adapters.encoders import Encoder
 from leafward.errors import DataError, UsageError
 from leafward.hierarchy import Taxonomy, decide, metrics
-from leafward.tasks.captions import parquet_columns, readable
+from leafward.tasks.captions import parquet_columns, read_lines, readable
+from leafward.tasks.images import ENDINGS
 
 TEMPLATES = ("a photo of a {}.",)
 #: CLIP's usual temperature: probabilities are softmax(100 · cosine)
 LOGIT_SCALE = 100.0
-IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
 def read_templates(path: str | Path) -> tuple[str, ...]:
     """Prompts, one on each line, each with {} where the name of the class goes."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read the templates {path}: {error}") from error
-    return checked_templates([line.strip() for line in lines if line.strip()], str(path))
+    return checked_templates(read_lines(path), str(path))
 
 
 def checked_templates(templates: Sequence[str], source: str = "templates") -> tuple[str, ...]:
@@ -63,7 +59,7 @@ def labelled_images(path: str | Path, label: str = "label", split: str | None = 
             raise DataError(f"{path} lacks the column {error}") from error
     else:
         base = path if split is None else path / split
-        files = sorted(file for file in base.glob("*/*") if file.suffix.lower() in IMAGE_ENDINGS)
+        files = sorted(file for file in base.glob("*/*") if file.suffix.lower() in ENDINGS)
         pairs = [(file, file.parent.name) for file in files]
     if not pairs:
         raise DataError(f"{path} holds no labelled image" + (f" of split {split!r}" if split else ""))

@@ -131,7 +131,8 @@ class ClipAdapter(Host):
 class TipAdapter(Host):
     """Tip-Adapter (Zhang et al. 2022), without training: the shots are a cache of keys with their labels.
 
-    logits + α Σᵢ exp(−β (1 − z·kᵢ)) onehot(yᵢ). Classes that the cache does not know keep their zero-shot logits.
+    logits + α Σᵢ exp(−β (1 − z·kᵢ)) onehot(yᵢ). Other classes than those of the training keep their zero-shot logits;
+    :meth:`remembered` gives the second term for classes that are met again in another data set.
     """
 
     def __init__(self, classes: Tensor, scale: float = 100.0, *, alpha: float = 1.0, beta: float = 5.5) -> None:
@@ -157,8 +158,13 @@ class TipAdapter(Host):
         output = super().forward(images, labels, classes, teacher)
         if self.keys is None or self.values is None or classes is not None:
             return output
-        near = torch.exp(-self.beta * (1.0 - cosine(images, self.keys)))
-        return Output(output.image, output.text, output.logits + self.alpha * near @ self.values, labels)
+        return Output(output.image, output.text, output.logits + self.remembered(images), labels)
+
+    def remembered(self, images: Tensor) -> Tensor:
+        """What the cache says of features (B, d) for the classes of the training: (B, C)."""
+        assert self.keys is not None
+        assert self.values is not None
+        return self.alpha * torch.exp(-self.beta * (1.0 - cosine(images, self.keys))) @ self.values
 
 
 class GaussianAverage(nn.Module):

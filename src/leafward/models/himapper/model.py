@@ -137,6 +137,11 @@ class HiMapper(nn.Module):
         return self.backbone.feature_info
 
     @property
+    def output_fmt(self) -> Any:
+        """Layout of the maps: the backbone's, where it says one."""
+        return getattr(self.backbone, "output_fmt", None)
+
+    @property
     def pretrained_cfg(self) -> Any:
         return self.backbone.pretrained_cfg
 
@@ -197,9 +202,8 @@ class HiMapper(nn.Module):
 
     def _channels_last(self, features: Tensor) -> bool:
         """Whether a four-dimensional map is (B, H, W, C): what the backbone says, else where its width stands."""
-        said = getattr(self.backbone, "output_fmt", None)
-        if said is not None:
-            return str(getattr(said, "value", said)).upper() == "NHWC"
+        if self.output_fmt is not None:
+            return self.output_fmt == "NHWC"
         return features.shape[1] != self.channels
 
     def _tokens(self, features: Tensor) -> Tensor:
