@@ -27,9 +27,9 @@ import torch
 
 from leafward.engine import Cluster, LoopConfig, OptimConfig, RunDirectory, fit, session
 from leafward.files import finite, write_json
+from leafward.intervals import mean_interval
 from leafward.models import HelmConfig, HelmForCausalLM
 from leafward.tasks.language import Corpus, LanguageTask, find_files, prepare, read_documents, score
-from leafward.tasks.language.scoring import mean
 
 MODELS = ("helm-d", "helm-mice")
 GEOMETRIES = ("lorentz", "euclidean")
@@ -206,7 +206,7 @@ def differences(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         losses = [[row["loss"] for row in counted(rows, name)] for name in (one, other)]
         values = [float(a - b) for a, b in zip(*losses, strict=True)]
         try:
-            centre, interval = mean(values)
+            centre, interval = mean_interval(values)
         except ImportError:  # no scipy on this machine; --summarise works it out where there is one
             centre, interval = float(np.mean(values)), None
         found[title] = {"values": values, "mean": centre, "interval": interval}

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binomtest
 from scipy.stats import t as student
 
 from leafward.adapters import adapters, attach, from_pretrained, load_encoder, merge, save_pretrained
@@ -20,7 +19,7 @@ from leafward.cli import main
 from leafward.errors import UsageError
 from leafward.recipes import _hyperclip_training as training
 from leafward.recipes import hyperclip
-from leafward.recipes._hyperclip_report import summarise, wilson
+from leafward.recipes._hyperclip_report import summarise
 from leafward.recipes.hyperclip import Config
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "adapters"))
@@ -183,13 +182,6 @@ def test_low_rank_round_trip(folder: Path, tmp_path: Path) -> None:
     for options in ({"rank": 0}, {"alpha": 0.0}):
         with pytest.raises(UsageError, match=f"{next(iter(options))} must be"):
             LowRankConfig(**options)  # pyright: ignore[reportArgumentType]
-
-
-def test_wilson_against_scipy() -> None:
-    for right, count in ((0, 10), (7, 10), (10, 10), (333, 1000)):
-        expected = binomtest(right, count).proportion_ci(0.95, method="wilson")
-        found = wilson(100.0 * right / count, count)
-        assert found == pytest.approx((100 * expected.low, 100 * expected.high), abs=0.01)
 
 
 def test_refusals(config: Config, folder: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest, t
+from scipy.stats import t
 
 from leafward.recipes import _superposition_analysis as analysis
 from leafward.recipes import _superposition_claims as claims
@@ -184,12 +184,6 @@ def test_too_few_widths_give_no_exponent():
     found = result([each for each in table() if each["width"] in (10, 15)])
     assert all(fit["exponent"] is None for fit in found["fits"])
     assert by_name(found)["strong exponent, α ≤ 1"]["verdict"] == "not tested here"
-
-
-@pytest.mark.parametrize(("count", "total"), [(0, 7), (3, 10), (10, 10), (57, 60)])
-def test_share_interval_is_wilsons(count, total):
-    expected = binomtest(count, total).proportion_ci(method="wilson")
-    assert claims._wilson(count, total) == pytest.approx((expected.low, expected.high), abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy.stats import ttest_1samp
 
 from leafward.errors import DataError, UsageError
+from leafward.intervals import mean_interval
 from leafward.tasks.fewshot import (
     TEST,
     TRAIN,
@@ -22,7 +23,6 @@ from leafward.tasks.fewshot import (
     episodes,
     few_shot,
     harmonic_mean,
-    interval,
     read_features,
     seeded_split,
     write_features,
@@ -191,8 +191,8 @@ def test_harmonic_mean_of_the_papers_table() -> None:
 def test_intervals_against_scipy() -> None:
     values = [71.2, 73.5, 70.9]
     expected = ttest_1samp(values, 0.0).confidence_interval(0.95)
-    assert interval(values) == pytest.approx((expected.low, expected.high))
-    assert interval([1.0]) is None
+    assert mean_interval(values)[1] == pytest.approx((expected.low, expected.high))
+    assert mean_interval([1.0])[1] is None
 
 
 def test_class_names_are_json_in_safetensors(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import leafward.models  # noqa: F401  (registers HELM with the Auto classes)
 from leafward.engine import LoopConfig, OptimConfig, RunDirectory, fit, parameter_groups
 from leafward.errors import DataError, LeafwardError, UsageError
+from leafward.intervals import mean_interval
 from leafward.models import HelmConfig, HelmForCausalLM
 from leafward.nn import Gate
 from leafward.tasks.language import LanguageTask, load_model, prepare, run_tasks, sample, save_model, score
-from leafward.tasks.language.scoring import Scores, mean, paired, ratio
+from leafward.tasks.language.scoring import Scores, paired, ratio
 from leafward.tasks.language.throughput import MeteredRun, flops_per_token, speed
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
@@ -163,11 +164,11 @@ def test_one_document_is_scored_by_windows(corpus):
 
 def test_intervals():
     values = [2.1, 1.9, 2.4, 2.0]
-    centre, (low, high) = mean(values)
+    centre, (low, high) = mean_interval(values)
     reach = 3.182446305 * np.std(values, ddof=1) / 2  # t(0.975, 3) from a table
     assert (centre, low, high) == pytest.approx((2.1, 2.1 - reach, 2.1 + reach))
     assert ratio(np.array(values), np.ones(4)) == (pytest.approx(2.1), pytest.approx((low, high)))
-    assert mean([1.0]) == (1.0, None)
+    assert mean_interval([1.0]) == (1.0, None)
     assert ratio(np.array([3.0]), np.array([2])) == (1.5, None)
 
 

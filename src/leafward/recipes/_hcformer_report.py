@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from leafward.engine.config import to_dict
+from leafward.intervals import Interval, mean_interval, share_interval
 from leafward.report import SERIES, Number, Page, legend, new_figure
 
 if TYPE_CHECKING:
     from leafward.recipes.hcformer import Config
 
 Record = Mapping[str, Any]
-Interval = tuple[float, float]
 NAMES = {
     "top1": "top-1 accuracy",
     "top5": "top-5 accuracy",
@@ -34,25 +33,6 @@ LOWER = ("mistake_severity",)
 ONE_SEED = "One seed: the scores have no interval over seeds."
 SHARES = ("top1", "top5")
 """Scores that are a share of the held-out images, so that one model has an interval over those."""
-
-
-def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, Interval | None]:
-    """Mean and 95 % interval by Student's t; no interval of fewer than two values."""
-    from scipy.stats import t
-
-    value, count = float(np.mean(values)), len(values)
-    if count < 2:
-        return value, None
-    reach = float(t.ppf(0.975, count - 1)) * float(np.std(values, ddof=1)) / math.sqrt(count)
-    return value, (value - reach, value + reach)
-
-
-def share_interval(share: float, count: int) -> Interval:
-    """Wilson's 95 % interval of a share of `count` images."""
-    from scipy.stats import binomtest
-
-    found = binomtest(round(share * count), count).proportion_ci(0.95, method="wilson")
-    return float(found.low), float(found.high)
 
 
 def result(
@@ -95,7 +75,7 @@ def estimate(name: str, members: Sequence[Record], images: int) -> tuple[float |
         return None, None
     value, interval = mean_interval(values)
     if len(values) == 1 and images and name in SHARES:
-        interval = share_interval(value, images)
+        interval = share_interval(round(value * images), images)
     return value, interval
 
 
@@ -129,7 +109,7 @@ def write(config: Config, monitor: str, result: Record, curves: Mapping[str, Seq
         for index, (name, records) in enumerate(curves.items()):
             points = [(r["step"], r[key]) for r in records if r.get(key) is not None]
             if points:
-                axes.plot(*zip(*points, strict=True), label=name, color=SERIES[index % len(SERIES)])
+                axes.plot(*zip(*points, strict=True), label=name, color=SERIES[index % len(SERIES)], marker=".")
         axes.set_xlabel("step")
         axes.set_ylabel(title.lower())
         if len(curves) > 1:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leafward.engine.config import to_dict
+from leafward.intervals import Interval, mean_interval
 from leafward.report import SERIES, Estimate, Number, Page, legend, line_with_band, new_figure
-from leafward.tasks.language.scoring import Interval, Scores, mean, paired
+from leafward.tasks.language.scoring import Scores, paired
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,13 +70,13 @@ def _scored(name: str, ours: Sequence[Record], twins: Sequence[Record]) -> Numbe
 def _over(name: str, members: Sequence[Record]) -> tuple[float, Interval | None, str]:
     """The mean over seeds with its interval; of one seed the interval over documents."""
     if len(members) > 1:
-        return *mean([each[name]["value"] for each in members]), f"{len(members)} seeds"
+        return *mean_interval([each[name]["value"] for each in members]), f"{len(members)} seeds"
     return members[0][name]["value"], members[0][name]["interval"], f"held-out {members[0]['unit']}"
 
 
 def _speed(name: str, ours: Sequence[Record], twins: Sequence[Record]) -> Number:
-    value = mean([each[name] for each in ours])[0]
-    twin = mean([each[name] for each in twins])[0] if twins else None
+    value = mean_interval([each[name] for each in ours])[0]
+    twin = mean_interval([each[name] for each in twins])[0] if twins else None
     return Number(SPEEDS[name], value, twin=twin, better="higher", note="median over training")
 
 

@@ -107,7 +107,7 @@ def _curve(curves: Curves, key: str) -> Figure:
     for index, (name, records) in enumerate(curves.items()):
         points = [(record["step"], record[key]) for record in records if record.get(key) is not None]
         if points:
-            axes.plot(*zip(*points, strict=True), label=name, color=SERIES[index % len(SERIES)])
+            axes.plot(*zip(*points, strict=True), label=name, color=SERIES[index % len(SERIES)], marker=".")
     axes.set(xlabel="step", ylabel=key.partition("/")[2])
     if len(curves) > 1:
         legend(axes)

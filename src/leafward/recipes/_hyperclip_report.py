@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from leafward.engine.config import to_dict
+from leafward.intervals import mean_interval, share_interval
 from leafward.report import Estimate, Number, Page, legend, line_with_band, new_figure
-from leafward.tasks.fewshot import interval
 
 if TYPE_CHECKING:
     from leafward.recipes._hyperclip_training import Data
     from leafward.recipes.hyperclip import Config
 
 Row = dict[str, Any]
-
-
-def wilson(percent: float, count: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share of `count` images, in per cent: the spread of the test set, not of seeds."""
-    z, p = 1.96, percent / 100.0
-    centre = (p + z * z / (2 * count)) / (1 + z * z / count)
-    half = z * math.sqrt(p * (1 - p) / count + z * z / (4 * count * count)) / (1 + z * z / count)
-    return 100.0 * max(0.0, centre - half), 100.0 * min(1.0, centre + half)
 
 
 def summarise(config: Config, data: Data, rows: Sequence[Row]) -> dict[str, Any]:
@@ -119,10 +110,11 @@ def by_method(rows: Sequence[Row]) -> dict[str, list[Row]]:
 def _estimate(rows: Sequence[Row]) -> Estimate:
     """The mean accuracy over seeds with its interval; of one seed, that of the test images."""
     values = [row["accuracy"] for row in rows]
-    mean = sum(values) / len(values)
-    ends = interval(values)
+    mean, ends = mean_interval(values)
     if ends is None:
-        return Estimate(mean, wilson(mean, rows[0]["images"]))
+        images = rows[0]["images"]
+        low, high = share_interval(round(mean * images / 100.0), images)
+        return Estimate(mean, (100.0 * low, 100.0 * high))
     return Estimate(mean, (max(0.0, ends[0]), min(100.0, ends[1])))
 
 

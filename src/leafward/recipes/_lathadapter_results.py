@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from leafward.engine.config import to_dict
 from leafward.errors import DataError
+from leafward.intervals import mean_interval
 from leafward.report import Estimate, Number, Page, legend, line_with_band, new_figure
-from leafward.tasks.fewshot import FeatureSet, harmonic_mean, interval
+from leafward.tasks.fewshot import FeatureSet, harmonic_mean
 
 if TYPE_CHECKING:
     from leafward.hierarchy import Taxonomy
@@ -212,7 +213,7 @@ def _average(values: Sequence[float | None]) -> float | None:
 
 
 def _interval(scores: dict[int, float]) -> tuple[float, float] | None:
-    return interval(list(scores.values()))
+    return mean_interval(list(scores.values()))[1]
 
 
 def _of_accuracy(scores: dict[int, float]) -> tuple[float, float] | None:

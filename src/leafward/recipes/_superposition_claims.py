@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from leafward.intervals import mean_interval, share_interval
+
 Row = dict[str, Any]
 Cell = dict[str, Any]
 
@@ -207,7 +209,7 @@ def _share(
     note = f"{holding} of {len(pairs)} models; the least favourable ({where}): {words(worst)}"
     verdict = HOLDS if holding == len(pairs) else FAILS
     method = "Wilson, the models as a sample"
-    return Claim(name, claim, holding / len(pairs), _wilson(holding, len(pairs)), method, verdict, note)
+    return Claim(name, claim, holding / len(pairs), share_interval(holding, len(pairs)), method, verdict, note)
 
 
 def _near(
@@ -302,21 +304,8 @@ def mean_exponent(cells: Sequence[Cell], target: Callable[[Cell], float] = lambd
 
 
 def _student(values: Sequence[float], unit: str) -> Estimate:
-    from scipy.stats import t
-
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return Estimate(mean, None, "")
-    reach = float(t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
-    return Estimate(mean, (mean - reach, mean + reach), f"Student t over {unit}")
-
-
-def _wilson(count: int, total: int, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share."""
-    share = count / total
-    centre = (share + z**2 / (2 * total)) / (1 + z**2 / total)
-    reach = z / (1 + z**2 / total) * math.sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
-    return max(0.0, centre - reach), min(1.0, centre + reach)
+    mean, interval = mean_interval(values)
+    return Estimate(mean, interval, "" if interval is None else f"Student t over {unit}")
 
 
 def _untested(name: str, claim: str) -> Claim:

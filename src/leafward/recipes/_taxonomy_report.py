@@ -13,6 +13,7 @@ import torch
 from leafward.engine.config import to_dict
 from leafward.files import finite
 from leafward.geometry import Lorentz
+from leafward.intervals import mean_interval
 from leafward.report import SERIES, Estimate, Number, Page, legend, line_with_band, literal, new_figure
 from leafward.report.figures import LIGHT
 
@@ -47,16 +48,16 @@ def summarise(config: Config, tax: Taxonomy, members: Sequence[Member]) -> dict[
             Number(
                 name,
                 _mean(values),
-                interval=_interval(values),
+                interval=mean_interval(values)[1],
                 twin=_mean(others) if twins else None,
-                twin_interval=_interval(others),
+                twin_interval=mean_interval(others)[1] if twins else None,
                 better=better,
                 note=note,
             ).to_json()
         )
         if twins:
             gaps = [value - other for value, other in zip(values, others, strict=True)]
-            paired[key] = {"difference": _mean(gaps), "interval": _interval(gaps)}
+            paired[key] = {"difference": _mean(gaps), "interval": mean_interval(gaps)[1]}
     return finite(
         {
             "headline": headline,
@@ -81,16 +82,6 @@ def _notes(config: Config, tax: Taxonomy) -> list[str]:
 
 def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values))
-
-
-def _interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Student's 95 % interval of the mean over seeds."""
-    if len(values) < 2:
-        return None
-    from scipy.stats import t
-
-    reach = float(t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5)
-    return _mean(values) - reach, _mean(values) + reach
 
 
 def write(config: Config, tax: Taxonomy, result: dict[str, Any], members: Sequence[Member], run: RunDirectory) -> None:

@@ -226,17 +226,6 @@ def harmonic_mean(first: float, second: float) -> float:
     return 2.0 * first * second / (first + second) if first + second else 0.0
 
 
-def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Student's 95 % interval of the mean of values, one for each seed; None for fewer than two."""
-    from scipy.stats import t
-
-    if len(values) < 2:
-        return None
-    centre, spread = float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    half = float(t.ppf(0.975, len(values) - 1)) * spread
-    return centre - half, centre + half
-
-
 def _class_names(arrays: dict[str, np.ndarray], metadata: dict[str, str], path: Path) -> tuple[str, ...]:
     """The class names, taken out of the arrays where they are one of them."""
     if "class_names" in arrays:

@@ -16,11 +16,10 @@ from torch.utils.data import default_collate
 
 from leafward.engine import Progress
 from leafward.engine.loop import to_device
+from leafward.intervals import Interval, around, mean_interval
 from leafward.models import HelmForCausalLM
 from leafward.nn.head import CHUNK
 from leafward.tasks.language.shards import IGNORED, Shard, Windows
-
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -104,27 +103,12 @@ def ratio(totals: NDArray[Any], sizes: NDArray[Any]) -> tuple[float, Interval | 
     if count < 2:
         return value, None
     error = math.sqrt(count / (count - 1) * float(((totals - value * sizes) ** 2).sum())) / float(sizes.sum())
-    return value, _around(value, error, count)
-
-
-def mean(values: Sequence[float]) -> tuple[float, Interval | None]:
-    """The mean and its 95 % interval, by Student's t."""
-    value, count = float(np.mean(values)), len(values)
-    if count < 2:
-        return value, None
-    return value, _around(value, float(np.std(values, ddof=1)) / math.sqrt(count), count)
+    return value, around(value, error, count)
 
 
 def paired(ours: Sequence[Scores], twins: Sequence[Scores]) -> tuple[float, Interval | None, str]:
     """The difference in loss, ours − twin, its interval and what it is over: seeds, or with one seed the units."""
     if len(ours) > 1:
-        return *mean([a.loss[0] - b.loss[0] for a, b in zip(ours, twins, strict=True)]), f"{len(ours)} seeds"
+        return *mean_interval([a.loss[0] - b.loss[0] for a, b in zip(ours, twins, strict=True)]), f"{len(ours)} seeds"
     one, other = ours[0], twins[0]
     return *ratio(one.nats - other.nats, one.tokens), f"{len(one.nats)} {one.unit}, one seed"
-
-
-def _around(value: float, error: float, count: int) -> Interval:
-    from scipy.stats import t
-
-    reach = float(t.ppf(0.975, count - 1)) * error
-    return value - reach, value + reach
