@@ -62,10 +62,13 @@ class Encoder(nn.Module, ABC):
 
     def prepare_images(self, images: Sequence[Image]) -> Tensor:
         """Pixels of opened images, (N, 3, H, W)."""
-        raise UsageError(f"{type(self).__name__} has no image side; use a CLIP or SigLIP model for images")
+        raise self._no_images()
 
     def _image(self, pixels: Tensor) -> Tensor:
-        raise NotImplementedError
+        raise self._no_images()
+
+    def _no_images(self) -> UsageError:
+        return UsageError(f"{type(self).__name__} has no image side; use a CLIP or SigLIP model for images")
 
     def train(self, mode: bool = True) -> Encoder:
         """Stays in evaluation mode: CLIP learns without dropout, and so the pull compares like with like."""

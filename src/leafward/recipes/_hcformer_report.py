@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,6 +117,8 @@ def write(config: Config, monitor: str, result: Record, curves: Mapping[str, Seq
             legend(axes)
         page.figure(figure, title)
     page.section("How")
+    environment = json.loads((out / "env.json").read_text(encoding="utf-8"))
+    page.command(shlex.join(environment["argv"]))
     page.details("Configuration", to_dict(config))
-    page.environment(json.loads((out / "env.json").read_text(encoding="utf-8")))
+    page.environment(environment)
     page.write(out / "report.html")
