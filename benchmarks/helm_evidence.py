@@ -6,8 +6,9 @@
 Measures the step of each model first and chooses as many steps as the time allows (and as the text bears: `--epochs`).
 A seed of its own tries every learning rate of `--lr` with every model, and each model keeps its best: one rate for all
 would favour the geometry that it happens to suit. That seed does not count in the comparison. The others take turns, so
-that whatever is complete when the time is over is complete for all four models. The text is cut into passages, a part
-of which is held out. Prints one JSON line; `--summarise` prints the tables of an earlier one.
+that whatever is complete when the time is over is complete for all four models; the file of `--out` is written after
+every model. The text is cut into passages, a part of which is held out. Prints one JSON line; `--summarise` prints the
+tables of an earlier one.
 """
 
 from __future__ import annotations
@@ -144,6 +145,17 @@ def measure(arguments: argparse.Namespace, cluster: Cluster, corpus: Corpus) -> 
         say(f"{name}: {1e3 * costs[name][0]:.1f} ms per step, {costs[name][1]:.1f} s besides")
     steps = arguments.steps or choose_steps(arguments, corpus, costs, deadline - time.perf_counter())
     rows: list[dict[str, Any]] = []
+    result = {
+        "device": torch.cuda.get_device_name() if cluster.device.type == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "arguments": {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()},
+        "data": corpus.counts,
+        "parameters": {name: parameters(config) for name, config in configs.items()},
+        "feed_forward": {name: shape["intermediate_size"] for name, shape in made.items()},
+        "steps": steps,
+        "tokens": steps * arguments.batch * arguments.context,
+        "rows": rows,
+    }
     for seed in range(TUNING, TUNING + 1 + arguments.seeds):
         needed = sum(steps * step + besides for step, besides in costs.values())
         if seed > TUNING + 1 and arguments.steps is None and time.perf_counter() + needed > deadline:
@@ -155,17 +167,9 @@ def measure(arguments: argparse.Namespace, cluster: Cluster, corpus: Corpus) -> 
                 values = held_out(model, corpus, arguments, cluster)
                 rows.append({"model": name, "seed": seed, "lr": rate, "step_ms": 1e3 * step, **values})
                 say(f"seed {seed}, {name}, lr {rate:g}: held-out loss {values['loss']:.4f}")
-    return {
-        "device": torch.cuda.get_device_name() if cluster.device.type == "cuda" else "cpu",
-        "torch": torch.__version__,
-        "arguments": {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()},
-        "data": corpus.counts,
-        "parameters": {name: parameters(config) for name, config in configs.items()},
-        "feed_forward": {name: shape["intermediate_size"] for name, shape in made.items()},
-        "steps": steps,
-        "tokens": steps * arguments.batch * arguments.context,
-        "rows": rows,
-    }
+                if arguments.out is not None:
+                    write_json(arguments.out, finite(result))
+    return result
 
 
 def held_out(
@@ -204,7 +208,9 @@ def differences(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     found = {}
     for title, (one, other) in pairs.items():
         losses = [[row["loss"] for row in counted(rows, name)] for name in (one, other)]
-        values = [float(a - b) for a, b in zip(*losses, strict=True)]
+        values = [
+            float(a - b) for a, b in zip(*losses, strict=False)
+        ]  # a run cut off may lack a model of its last seed
         try:
             centre, interval = mean_interval(values)
         except ImportError:  # no scipy on this machine; --summarise works it out where there is one

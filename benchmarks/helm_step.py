@@ -9,7 +9,9 @@ A step is forward, backward and fused AdamW under bfloat16 autocast. Sides, at e
     d, mice                HELM-D and HELM-MiCE, plain torch, compiled; d-triton and mice-triton with our kernels
     d-twin, mice-twin      the same code with geometry="euclidean"
     d64, d64-twin, …       heads of 64 coordinates instead of 60 (see _helm.py)
-    llama, deepseek        Hugging Face: Llama compiled; DeepSeek-V3 with its eager loop over experts
+    llama                  Llama of Hugging Face, compiled as ours is, with a loss that is compiled too
+    llama-own              the same as its users have it: torch.compile of the whole model with its own loss
+    deepseek               DeepSeek-V3 of Hugging Face with its eager loop over experts
     deepseek-grouped       DeepSeek-V3 with grouped products, compiled
     attention              the attention kernel alone, by head width and backend
 
@@ -40,20 +42,26 @@ from leafward.models import HelmForCausalLM
 from leafward.nn import head, kernels
 
 SIDES = (
-    *("d", "d-triton", "d-twin", "d64-twin", "llama", "mice", "mice-triton", "mice-twin", "deepseek", "attention"),
-    *("d64", "d64-triton", "deepseek-grouped"),
+    *("d", "d-triton", "d-twin", "d64-twin", "llama", "llama-own", "mice", "mice-triton"),
+    *("mice-twin", "deepseek", "attention", "d64", "d64-triton", "deepseek-grouped"),
 )
-DEFAULT = SIDES[:10]
-TIME_RATIOS = (
-    *(("d", "d-twin"), ("d-triton", "d-twin"), ("d", "d64-twin"), ("d-triton", "d64-twin"), ("d64", "d64-twin")),
-    *(("d64-triton", "d64-twin"), ("d", "llama"), ("d-triton", "llama"), ("mice", "mice-twin")),
-    *(("mice-triton", "mice-twin"), ("deepseek", "mice"), ("deepseek", "mice-triton"), ("deepseek-grouped", "mice")),
+DEFAULT = SIDES[:11]
+TIME_RATIOS = tuple(
+    (one, other)
+    for ones, others in (
+        (("d", "d-triton"), ("d-twin", "d64-twin", "llama", "llama-own")),
+        (("d64", "d64-triton"), ("d64-twin",)),
+        (("mice", "mice-triton"), ("mice-twin",)),
+        (("deepseek", "deepseek-grouped"), ("mice", "mice-triton")),
+    )
+    for one in ones
+    for other in others
 )
 BATCH = {"768": {"d": 16, "mice": 16}, "1b": {"d": 8, "mice": 8}, "tiny": {"d": 2, "mice": 2}}
 
 
 def build(side: str, shape: str, length: int) -> PreTrainedModel:
-    if side == "llama":
+    if side.startswith("llama"):
         return llama(shape, length)
     if side.startswith("deepseek"):
         return deepseek(shape, length, "grouped_mm" if "grouped" in side else "eager")
@@ -135,7 +143,7 @@ def measure(side: str, shape: str, arguments: argparse.Namespace) -> dict[str, A
     batch = arguments.batch or BATCH[shape]["mice" if side.startswith(("mice", "deepseek")) else "d"]
     ids = torch.randint(model.config.vocab_size, (batch, length), device=device)
     counters.clear()
-    how = "none" if side == "deepseek" else arguments.compile
+    how = "none" if side == "deepseek" else "whole" if side == "llama-own" else arguments.compile
     step = train_step(model, compiled_loss(model, how), ids)
     began = time.perf_counter()
     losses = [step().item() for _ in range(arguments.warm)]

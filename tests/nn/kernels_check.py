@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from leafward.models import HelmConfig, HelmForCausalLM
-from leafward.nn import FeedForward, HoPE, Residual, RMSNorm, Space, kernels, rotate
+from leafward.nn import FeedForward, HoPE, MiCE, Residual, RMSNorm, Space, kernels, rotate
 
 DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cpu"
 
@@ -70,9 +70,6 @@ def head_lanes() -> None:
         kernels.use("triton")
         leaves = [x.clone().requires_grad_() for x in (product, bias, t, w, scale)]
         ours = kernels.head_lanes(*leaves[:4], table, leaves[4], heads, kv_heads, c)
-        seeds = [torch.randn_like(x) for x in ours]
-        sum((x * seed).sum() for x, seed in zip(ours, seeds, strict=True)).backward()
-
         exact_leaves = [x.detach().double().requires_grad_() for x in (product, bias, t, w, scale)]
         p64, b64, t64, w64, s64 = exact_leaves
         points = (p64 + b64 + t64 * w64.T).unflatten(-1, (total, d)).transpose(1, 2)
@@ -80,22 +77,72 @@ def head_lanes() -> None:
         wide = tuple(x.double() for x in table)
         q, k = rotate(q, wide), rotate(k, wide)
         space = Space(c=c)
-        # The time: lanes that add up to it, lanes that carry its gradient, and how exact it is in float16.
         exact = [(q * s64, -s64 * space.time(q)), (k, space.time(k)), (v, space.time(v))]
-        parts = [((0, 1), (0, 2), 1e-6), ((0, 2), (0, 1), 1e-6), ((0, 1), (0,), 2e-4)]
-        loss = 0.0
-        for x, seed, (s, time), (adds_up, carries, bound) in zip(ours, seeds, exact, parts, strict=True):
-            assert error(x[..., :d], s) < 1e-3
-            assert error(sum(x[..., d + i : d + i + 1].double() for i in adds_up), time) < bound
-            loss = loss + (s * seed[..., :d]).sum() + (time * sum(seed[..., d + i : d + i + 1] for i in carries)).sum()
-        copies = [(0, 0, 2), (1, 0, 1)]  # the head of a time stands in two lanes of queries and of keys
-        for which, one, two in copies:
-            assert torch.equal(ours[which][..., d + one], ours[which][..., d + two])
-        loss.backward()
-        for x, y in zip(leaves, exact_leaves, strict=True):
-            assert x.grad is not None
-            assert y.grad is not None
-            assert error(x.grad, y.grad) < 2e-3, error(x.grad, y.grad)
+        compare_lanes(ours, leaves, exact, exact_leaves)
+
+
+def latent_lanes() -> None:
+    for heads, nope, rope, e, dim, c in ((3, 4, 8, 12, 8, 1.0), (4, 6, 8, 9, 4, 0.37), (2, 2, 6, 21, 6, 1.0)):
+        batch, length, half = 2, 5, torch.float16
+        widths = heads * (nope + rope), heads * (nope + e)
+        leaves = []
+        for width in widths:  # product, bias, time, time column
+            leaves += [torch.randn(batch, length, width, device=DEVICE).to(half), torch.randn(width, device=DEVICE)]
+            leaves += [1.0 + torch.rand(batch, length, 1, device=DEVICE), 0.3 * torch.randn(width, 1, device=DEVICE)]
+        leaves += [torch.randn(batch, length, rope, device=DEVICE).to(half), torch.tensor([0.7], device=DEVICE)]
+        positions = torch.arange(length, device=DEVICE)
+        table = HoPE(dim).table(
+            positions if dim == rope else positions + 3 * torch.arange(batch, device=DEVICE)[:, None]
+        )
+        kernels.use("triton")
+        leaves = [x.requires_grad_() for x in leaves]
+        ours = kernels.latent_lanes(tuple(leaves[:4]), tuple(leaves[4:8]), leaves[8], table, leaves[9], heads, c)
+
+        exact_leaves = [x.detach().double().requires_grad_() for x in leaves]
+        q, both = (
+            (p + b + t * w.T).unflatten(-1, (heads, -1)).transpose(1, 2)
+            for p, b, t, w in (exact_leaves[:4], exact_leaves[4:8])
+        )
+        shared, s64 = exact_leaves[8].unsqueeze(1).expand(-1, heads, -1, -1), exact_leaves[9]
+        q = torch.cat([q[..., :nope], rotate(q[..., nope:], tuple(x.double() for x in table))], dim=-1)
+        k, v, space = torch.cat([both[..., :nope], shared], dim=-1), both[..., nope:], Space(c=c)
+        exact = [(q * s64, -s64 * space.time(q)), (k, space.time(k)), (v, space.time(v))]
+        compare_lanes(ours, leaves, exact, exact_leaves)
+
+
+def compare_lanes(ours, leaves, exact, exact_leaves) -> None:
+    """Lanes of queries, keys and values against (space part, time) of each in float64, and the gradients."""
+    # The time: lanes that add up to it, lanes that carry its gradient, and how exact it is in float16.
+    parts = [((0, 1), (0, 2), 1e-6), ((0, 2), (0, 1), 1e-6), ((0, 1), (0,), 2e-4)]
+    # Not random alone: the gradient of the scale, one sum over all lanes, would be a small rest of large terms.
+    seeds = [x.detach() + torch.randn_like(x) for x in ours]
+    sum((x * seed).sum() for x, seed in zip(ours, seeds, strict=True)).backward()
+    loss = 0.0
+    for x, seed, (s, time), (adds_up, carries, bound) in zip(ours, seeds, exact, parts, strict=True):
+        d = s.shape[-1]
+        assert error(x[..., :d], s) < 1e-3
+        assert error(sum(x[..., d + i : d + i + 1].double() for i in adds_up), time) < bound
+        assert not x[..., d + 3 :].any()
+        loss = loss + (s * seed[..., :d]).sum() + (time * sum(seed[..., d + i : d + i + 1] for i in carries)).sum()
+    d = exact[0][0].shape[-1]
+    copies = [(0, 0, 2), (1, 0, 1)]  # the head of a time stands in two lanes of queries and of keys
+    for which, one, two in copies:
+        assert torch.equal(ours[which][..., d + one], ours[which][..., d + two])
+    loss.backward()
+    for x, y in zip(leaves, exact_leaves, strict=True):
+        assert error(x.grad, y.grad) < 2e-3, error(x.grad, y.grad)
+
+
+def experts() -> None:
+    for active, shared, c, reach in ((2, 1, 1.0, 1.0), (3, 0, 0.37, 20.0), (2, 2, 2.0, 1.0)):
+        layer = MiCE(16, 24, 5, active, shared, learn_curvatures=True, space=Space(c=c)).to(DEVICE)
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.add_(0.2 * torch.randn_like(parameter))
+        s = reach * torch.randn(2, 9, 16, device=DEVICE)
+        seeds = (torch.randn_like(s),)
+        for ours, exact in pairs(layer, lambda s, layer=layer: (layer(s)[0],), (s,), seeds):
+            assert error(ours, exact) < 5e-5, (active, shared, error(ours, exact))
 
 
 def model() -> None:
@@ -129,7 +176,7 @@ def model() -> None:
 
 
 if __name__ == "__main__":
-    for check in (residual_norm, swiglu, head_lanes, model):
+    for check in (residual_norm, swiglu, head_lanes, latent_lanes, experts, model):
         torch.manual_seed(0)
         check()
         print(check.__name__, "ok", flush=True)

@@ -233,7 +233,8 @@ def test_stretch_reaches_beyond_the_trained_length():
 @pytest.mark.parametrize("space", [Space(), Space(c=0.37), Space("euclidean")], ids=str)
 @pytest.mark.parametrize("kind", ["full", "latent", "latent queries"])
 @pytest.mark.parametrize("documents", [None, DOCUMENTS[1:]])
-def test_step_by_step_equals_all_at_once(space, kind, documents):
+def test_step_by_step_equals_all_at_once(space, kind, documents, monkeypatch):
+    monkeypatch.setattr("leafward.nn.attention.BLOCK", 8)  # two queries of four heads: chunks take several blocks
     latent = {"latent": 12, "nope_width": 6, "rope_width": 4, "value_width": 5}
     layer = (
         Attention(32, heads=4, kv_heads=2, space=space)

@@ -25,7 +25,8 @@ def test_kernels_equal_the_plain_forms(device):
         [sys.executable, str(CHECK), device], env=environment, capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split("\n")[:-1] == [f"{name} ok" for name in ("residual_norm", "swiglu", "head_lanes", "model")]
+    names = ("residual_norm", "swiglu", "head_lanes", "latent_lanes", "experts", "model")
+    assert done.stdout.split("\n")[:-1] == [f"{name} ok" for name in names]
 
 
 def test_choice_of_kernels():

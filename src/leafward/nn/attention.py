@@ -10,13 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leafward.errors import UsageError
+from leafward.geometry.scalars import wide
 from leafward.nn import kernels
 from leafward.nn.lanes import (
+    BLOCK,
     Visible,
+    centroid,
     centroid_lanes,
     dispatch,
     key_lanes,
-    pad_lanes,
     query_lanes,
     value_lanes,
 )
@@ -53,7 +55,8 @@ class _Scored(nn.Module):
 
     def leave(self, q: Tensor, k: Tensor, v: Tensor, rule: Visible) -> Tensor:
         """Lanes q, k, v (B, H or G, T or S, ·) -> (B, T, width)."""
-        total = dispatch(q, k, v, rule)
+        needed = -(-(self.head_width + 2) // 8) * 8  # values may come wider, to meet the queries
+        total = dispatch(q, k, v, rule)[..., :needed]
         return self.out.of_lanes(centroid_lanes(total, self.head_width, self.space).transpose(1, 2))
 
 
@@ -167,74 +170,125 @@ class LatentAttention(_Scored):
         t: Tensor | None = None,
     ) -> Tensor:
         """s (B,T,width), t (B,T,1): its time, where the caller has it. The store keeps :meth:`remembered`."""
-        q = self.queries(s, t, table)
-        latent, k_rope = self.compressed(s, t, table)
-        k_nope, v = self.expanded(latent)
-        k = torch.cat([k_nope, k_rope.expand(-1, self.heads, -1, -1)], dim=-1)
+        if self.space.curved and t is None:
+            t = self.space.time(s)
+        latent, latent_t, k_rope = self.compressed(s, t, table)
+        if store is None and kernels.serve(s) and working_dtype(s).itemsize == 2 and self.fits_kernel:
+            return self.leave(*self.kernel_lanes(s, t, latent, latent_t, k_rope, table), rule)
+        q, heads = self.queries(s, t, table), self.expand(latent, latent_t).unflatten(-1, (self.heads, -1))
         if store is not None:
-            memory, _ = store(self.remembered(latent, k_rope, k, v), k[:, :1, :, :0])
-            if memory.shape[2] > s.shape[1]:
-                return self.recalled(q, memory, rule)
-        space = self.space
+            memory = store(*self.remembered(latent, latent_t, k_rope, heads))
+            if memory[0].shape[2] > s.shape[1]:
+                return self.recalled(q, *memory, rule)
+        k_nope, v = heads.transpose(1, 2).split([self.nope_width, self.value_width], dim=-1)
+        k, space = torch.cat([k_nope, k_rope.expand(-1, self.heads, -1, -1)], dim=-1), self.space
         return self.leave(query_lanes(q, self.scale, space), key_lanes(k, space), value_lanes(v, space), rule)
 
-    def remembered(self, latent: Tensor, k_rope: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """What the cache keeps of each token, (B,1,T,·): [latent; its time; k_rope; times of keys; times of values],
-        that is latent + 1 + rope + 2·heads numbers; in flat space latent + rope."""
-        if not self.space.curved:
-            return torch.cat([latent.unsqueeze(1), k_rope], dim=-1)
-        times = [self.space.time(x).permute(0, 3, 2, 1).to(k.dtype) for x in (k, v)]
-        return torch.cat(
-            [latent.unsqueeze(1), self.space.time(latent).unsqueeze(1).to(k.dtype), k_rope, *times], dim=-1
-        )
+    @property
+    def fits_kernel(self) -> bool:
+        """Whether :func:`leafward.nn.kernels.latent_lanes` takes this layer: it rotates whole pairs of lanes."""
+        return self.space.curved and self.nope_width % 2 == 0
 
-    def recalled(self, q: Tensor, memory: Tensor, rule: Visible) -> Tensor:
-        """Attention straight to the cache (B,1,S,·), with `expand` absorbed into queries and outputs. It is exact:
+    def kernel_lanes(
+        self, s: Tensor, t: Tensor | None, latent: Tensor, latent_t: Tensor | None, k_rope: Tensor, table: Table
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Lanes of queries, keys and values, each (B,H,T,·)."""
+        queries, latents = _summands(*self.asking(s, t)), _summands(self.expand, latent, latent_t)
+        return kernels.latent_lanes(queries, latents, k_rope.squeeze(1), table, self.scale, self.heads, self.space.c)
+
+    def asking(self, s: Tensor, t: Tensor | None) -> tuple[Linear, Tensor, Tensor | None]:
+        """The linear map that gives the queries, what it is given, and the time of that."""
+        if isinstance(self.query, Linear):
+            return self.query, s, t
+        compress, norm, expand = self.query
+        assert isinstance(compress, Linear)
+        assert isinstance(norm, RMSNorm)
+        assert isinstance(expand, Linear)
+        return expand, *norm.lifted(compress(s, t), self.space)
+
+    def queries(self, s: Tensor, t: Tensor | None, table: Table) -> Tensor:
+        """(B,T,width) -> (B,H,T,nope+rope)."""
+        linear, x, x_t = self.asking(s, t)
+        q = linear(x, x_t).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        nope, rope = q.split([self.nope_width, self.rope_width], dim=-1)
+        return torch.cat([nope, rotate(rope, table)], dim=-1)
+
+    def compressed(self, s: Tensor, t: Tensor | None, table: Table) -> tuple[Tensor, Tensor | None, Tensor]:
+        """What a token leaves behind: latent point (B,T,latent), its time, and rotated shared key (B,1,T,rope)."""
+        latent, rope = self.compress(s, t).split([self.latent, self.rope_width], dim=-1)
+        return *self.latent_norm.lifted(latent, self.space), rotate(rope.unsqueeze(1), table)
+
+    def remembered(
+        self, latent: Tensor, latent_t: Tensor | None, k_rope: Tensor, heads: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What the cache keeps of each token: [latent; k_rope] (B,1,T,·) and [time of latent; times of keys; times of
+        values] (B,1,T,·), that is latent + rope + 1 + 2·heads numbers; in flat space there are no times.
+
+        Apart from each other, so that the points keep an aligned width: products read the cache as it lies.
+        """
+        points = torch.cat([latent.unsqueeze(1), k_rope], dim=-1)
+        if latent_t is None:
+            return points, points[..., :0]
+        # Keys and values in sums of one length, so that one kernel gives them all.
+        span = max(heads.shape[-1], self.rope_width)
+        own, shared = (F.pad(wide(x), (0, span - x.shape[-1])).square() for x in (heads, k_rope.transpose(1, 2)))
+        is_key = torch.arange(span, device=own.device) < self.nope_width
+        k_t = torch.sqrt(1.0 / self.space.c + (torch.where(is_key, own, 0.0) + shared).sum(dim=-1))
+        v_t = torch.sqrt(1.0 / self.space.c + torch.where(is_key, 0.0, own).sum(dim=-1))
+        return points, torch.cat([latent_t, k_t, v_t], dim=-1).to(points.dtype).unsqueeze(1)
+
+    def recalled(self, q: Tensor, points: Tensor, times: Tensor, rule: Visible) -> Tensor:
+        """Attention of queries (B,H,T,·) straight to the cache (B,1,S,·), with `expand` absorbed into queries and
+        outputs -> (B,T,width). It is exact:
 
         q·k = (W_kᵀq)·[t_c; c] + q_rope·k_rope − t_q t_k, plus q·b_k, which is one number for all keys, and
-        Σ w v = W_v Σ w [t_c; c] + b_v, while Σ w t_v is a sum over times that the cache keeps. All heads share the
-        cache's lanes; a head's own times sit in lanes where the other heads' queries are zero.
+        Σ w v = W_v Σ w [t_c; c] + b_v, while Σ w t_v is a sum over times that the cache keeps. What belongs to times
+        is a rank-one term of the scores and a sum beside the softmax: no product of its own.
+
+        Queries come by blocks, so that no T × S scores are held.
         """
-        weight, times, bias = self._expansion()
+        at = rule.places(q.shape[2], points.shape[2], q.device)
+        step = max(1, BLOCK // self.heads)
+        blocks = zip(q.split(step, dim=2), at.split(step), strict=True)
+        return torch.cat([self._recall(block, points[:, 0], times[:, 0], rule, here) for block, here in blocks], dim=1)
+
+    def _recall(self, q: Tensor, points: Tensor, times: Tensor, rule: Visible, at: Tensor) -> Tensor:
+        """One block of :meth:`recalled`: points and times (B,S,·), places of the queries (T,)."""
+        weight, column, bias = self._expansion()
+        times = wide(times).mT.unsqueeze(2)  # (B, 1 + 2H, 1, S): of latent points, of keys, of values
         nope, rope = q.split([self.nope_width, self.rope_width], dim=-1)
-        own = torch.eye(self.heads, dtype=q.dtype, device=q.device)[:, None]
-        lanes = [nope @ weight[:, : self.nope_width], rope]
-        if times is not None:
-            lanes.insert(1, nope @ times[:, : self.nope_width])
-            lanes.append(-self.space.time(q).to(q.dtype) * own)
-        memory = pad_lanes([memory])
-        query = pad_lanes(lanes, memory.shape[-1]) * self.scale.to(q.dtype)
-        total = dispatch(query, memory, memory, rule)
-        value = total[..., : self.latent] @ weight[:, self.nope_width :].mT + bias
-        if times is None:
-            return self.out.of_lanes(value.transpose(1, 2))
-        value = value + total[..., self.latent : self.latent + 1] * times[:, self.nope_width :].mT
-        end = self.latent + 1 + self.rope_width + self.heads
-        t = (total[..., end : end + self.heads] * own).sum(dim=-1, keepdim=True)
-        return self.out.of_lanes(centroid_lanes(pad_lanes([value, t]), self.value_width, self.space).transpose(1, 2))
+        scale = self.scale.to(wide(q).dtype)
+        absorbed = torch.einsum("bhtd,hdr->bhtr", nope, weight[:, : self.nope_width])
+        query = (scale * torch.cat([absorbed, rope], dim=-1)).to(q.dtype)
+        scores = wide(query.flatten(1, 2) @ points.mT).unflatten(1, q.shape[1:3])
+        if column is not None:
+            # A sum over all of q, as that of its time is: one kernel gives both.
+            along = (wide(q) * F.pad(column[:, : self.nope_width].mT, (0, self.rope_width))).sum(dim=-1, keepdim=True)
+            scores = scores + scale * (along * times[:, :1] - self.space.time(q) * times[:, 1 : 1 + self.heads])
+        seen = rule.mask(len(q), at, torch.arange(points.shape[1], device=q.device))
+        share = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1).to(q.dtype)
+        total = (share.flatten(1, 2) @ points[..., : self.latent]).unflatten(1, q.shape[1:3])
+        value = torch.einsum("bhtr,hdr->bhtd", total, weight[:, self.nope_width :]) + bias
+        if column is None:
+            return self.out(value.transpose(1, 2).flatten(2))
+        share = wide(share)
+        along = (share * times[:, :1]).sum(dim=-1, keepdim=True)
+        value = wide(value) + along * column[:, self.nope_width :].mT
+        s, t = centroid(value, (share * times[:, 1 + self.heads :]).sum(dim=-1, keepdim=True), self.space.c)
+        return self.out(s.to(q.dtype).transpose(1, 2).flatten(2), t.transpose(1, 2).flatten(2))
 
     def _expansion(self) -> tuple[Tensor, Tensor | None, Tensor]:
         """`expand` by heads: weight (H, nope+value, latent), its time column, the values' bias (H, 1, value)."""
         expand = self.expand
         assert expand.bias is not None
-        times = None if expand.time_weight is None else expand.time_weight.unflatten(0, (self.heads, -1))
+        column = None if expand.time_weight is None else expand.time_weight.unflatten(0, (self.heads, -1))
         bias = expand.bias.unflatten(0, (self.heads, 1, -1))[..., self.nope_width :]
-        return expand.weight.unflatten(0, (self.heads, -1)), times, bias
+        return expand.weight.unflatten(0, (self.heads, -1)), column, bias
 
-    def queries(self, s: Tensor, t: Tensor | None, table: Table) -> Tensor:
-        """(B,T,width) -> (B,H,T,nope+rope)."""
-        q = self.query(s, t) if isinstance(self.query, Linear) else self.query(s)
-        q = q.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        nope, rope = q.split([self.nope_width, self.rope_width], dim=-1)
-        return torch.cat([nope, rotate(rope, table)], dim=-1)
 
-    def compressed(self, s: Tensor, t: Tensor | None, table: Table) -> tuple[Tensor, Tensor]:
-        """What a token leaves behind: latent point (B,T,latent) and rotated shared key (B,1,T,rope)."""
-        latent, rope = self.compress(s, t).split([self.latent, self.rope_width], dim=-1)
-        return self.latent_norm(latent), rotate(rope.unsqueeze(1), table)
-
-    def expanded(self, latent: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys without position (B,H,T,nope) and values (B,H,T,value) of latent points (B,T,latent)."""
-        both = self.expand(latent).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        k_nope, v = both.split([self.nope_width, self.value_width], dim=-1)
-        return k_nope, v
+def _summands(linear: Linear, s: Tensor, t: Tensor | None) -> kernels.Summands:
+    """A curved linear map, before its product, bias and time column are added up."""
+    assert linear.bias is not None
+    assert linear.time_weight is not None
+    assert t is not None
+    return F.linear(s, linear.weight), linear.bias, t, linear.time_weight

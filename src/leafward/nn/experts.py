@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -17,8 +18,8 @@ from torch import Tensor, nn
 from leafward.errors import UsageError
 from leafward.geometry import Curvature, lorentz
 from leafward.geometry.scalars import norm, wide
-from leafward.nn.grouped import collect, grouped_matmul, spread
-from leafward.nn.lanes import pad_lanes
+from leafward.nn import kernels
+from leafward.nn.grouped import affine, collect, grouped_matmul, spread
 from leafward.nn.space import LORENTZ, Space, positive, time_of_norm, working_dtype
 
 Matmul = Callable[[Tensor, Tensor], Tensor]
@@ -105,12 +106,20 @@ def _moved_wide(fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return moved if moved.dtype.itemsize >= 4 else x.to(moved.device)
 
 
+@dataclass(frozen=True)
+class Sorted:
+    """Rows sorted by expert: the expert of each (M,), where each expert's rows end (E,), and how to multiply them."""
+
+    expert: Tensor
+    ends: Tensor
+    matmul: Matmul
+
+
 class ExpertBank(nn.Module):
     """SwiGLU networks side by side, expert e on the hyperboloid of curvature -c_e.
 
     A point comes over by the homothety √(c/c_e), which takes its time along, and goes back by its inverse; between
-    them each expert is a :class:`FeedForward`. Time and bias are lanes of the product, [s; t; 1; 0…], so one grouped
-    GEMM does it all.
+    them each expert is a :class:`FeedForward`. The homothety commutes with the products, so rows enter as they are.
     """
 
     def __init__(
@@ -123,16 +132,26 @@ class ExpertBank(nn.Module):
         self.up = ExpertLinear(experts, width, 2 * hidden, space)
         self.down = ExpertLinear(experts, hidden, width, space)
 
-    def forward(self, s: Tensor, t: Tensor | None, expert: Tensor, matmul: Matmul) -> Tensor:
-        """s (..., n), its time t (..., 1), expert (...) -> (..., n)."""
+    def forward(self, s: Tensor, t: Tensor | None, rows: Sorted) -> Tensor:
+        """s (M, n), its time t (M, 1) -> (M, n)."""
         if self.curvature is None or t is None:
-            gate, value = self.up(s, None, matmul).chunk(2, dim=-1)
-            return self.down(F.silu(gate) * value, None, matmul)
-        c = self.curvature().to(wide(s).dtype)[expert].unsqueeze(-1)
-        over = torch.sqrt(self.space.c / c)
-        gate, value = self.up(over * s, over * t, matmul).chunk(2, dim=-1)
+            gate, value = self.up(s, None, rows).chunk(2, dim=-1)
+            return self.down(F.silu(gate) * value, None, rows)
+        curvature = self.curvature().to(wide(s).dtype)
+        over = torch.sqrt(self.space.c / curvature)
+        hidden, t = self._hidden(s, t, over, curvature, rows)
+        return (self.down(hidden, t, rows) / over[rows.expert].unsqueeze(-1)).to(hidden.dtype)
+
+    def _hidden(self, s: Tensor, t: Tensor, over: Tensor, curvature: Tensor, rows: Sorted) -> tuple[Tensor, Tensor]:
+        """The hidden point (M, h) of each row and its time (M, 1). W ρ[t; s] + b = ρ (W [t; s] + b/ρ)."""
+        bias = self.up.bias.squeeze(1) / over.unsqueeze(-1)
+        factor, c = (x[rows.expert].unsqueeze(-1) for x in (over, curvature))
+        if kernels.serve(s) and self.up.time_weight is not None:
+            w = self.up.time_weight.squeeze(1)
+            return kernels.expert_swiglu(self.up.product(s, rows), t, w, bias, factor, c, rows.expert, rows.ends)
+        gate, value = (factor * self.up(s, t, rows, bias)).chunk(2, dim=-1)
         hidden = F.silu(gate) * value
-        return self.down(hidden, time_of_norm(norm(wide(hidden)), c), matmul) / over
+        return hidden.to(working_dtype(s)), time_of_norm(norm(wide(hidden)), c)
 
 
 class ExpertLinear(nn.Module):
@@ -151,16 +170,16 @@ class ExpertLinear(nn.Module):
         if self.time_weight is not None:
             nn.init.zeros_(self.time_weight)
 
-    def forward(self, s: Tensor, t: Tensor | None, matmul: Matmul) -> Tensor:
-        """s (..., in), t (..., 1) -> (..., out)."""
+    def forward(self, s: Tensor, t: Tensor | None, rows: Sorted, bias: Tensor | None = None) -> Tensor:
+        """s (M, in), t (M, 1) -> (M, out); `bias` (E, out) in place of its own."""
+        bias = self.bias.squeeze(1) if bias is None else bias
+        w = None if self.time_weight is None else self.time_weight.squeeze(1)
+        return affine(self.product(s, rows), t, w, bias, rows.expert, rows.ends)
+
+    def product(self, s: Tensor, rows: Sorted) -> Tensor:
+        """W_s s alone."""
         dtype = working_dtype(s)
-        lanes, blocks = [s, torch.ones_like(s[..., :1])], [self.weight, self.bias]
-        if t is not None and self.time_weight is not None:
-            lanes.insert(1, t)
-            blocks.insert(1, self.time_weight)
-        x = pad_lanes([lane.to(dtype) for lane in lanes])
-        weight = pad_lanes([block.to(dtype).mT for block in blocks]).mT
-        return matmul(x, weight)
+        return rows.matmul(s.to(dtype), self.weight.to(dtype))
 
 
 class MiCE(nn.Module):
@@ -196,31 +215,41 @@ class MiCE(nn.Module):
         if self.space.curved:
             t = (self.space.time(s) if t is None else t).flatten(0, 1)
         rows, share = s.flatten(0, 1), weights.flatten(0, 1)
-        routed = self._routed(rows, t, chosen.flatten(0, 1))
-        everywhere = routed[:, :0] if self.shared is None else self._shared(self.shared, rows, t)
-        if self.space.curved:
-            points = torch.cat([routed, everywhere], dim=1)
-            share = torch.cat([share, share.new_ones(len(rows), everywhere.shape[1])], dim=1)
-            out = lorentz.centroid(points, share, self.space.c)
+        routed, order, slot = self._routed(rows, t, chosen.flatten(0, 1))
+        everywhere = routed[:0] if self.shared is None else self._shared(self.shared, rows, t)
+        if self.space.curved and kernels.serve(routed):
+            out = kernels.expert_combine(routed, everywhere, slot, share, self.space.c)
         else:
-            out = (share.unsqueeze(-1) * routed).sum(dim=1) + everywhere.sum(dim=1)
+            out = self._combined(collect(routed, order, slot), everywhere.view(-1, *rows.shape).transpose(0, 1), share)
         return out.to(s.dtype).view_as(s), balance
 
-    def _routed(self, s: Tensor, t: Tensor | None, chosen: Tensor) -> Tensor:
-        """s (N,n), t (N,1), chosen (N,k) -> (N,k,n): rows sorted by expert, through the experts, and back in place."""
+    def _combined(self, routed: Tensor, everywhere: Tensor, share: Tensor) -> Tensor:
+        """Points (N,k,n) with weights `share` (N,k) and (N,S,n) with weight one -> (N,n)."""
+        if not self.space.curved:
+            return (share.unsqueeze(-1) * routed).sum(dim=1) + everywhere.sum(dim=1)
+        share = torch.cat([share, share.new_ones(everywhere.shape[:2])], dim=1)
+        return lorentz.centroid(torch.cat([routed, everywhere], dim=1), share, self.space.c)
+
+    def _routed(self, s: Tensor, t: Tensor | None, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """s (N,n), t (N,1), chosen (N,k) -> rows (M,n) sorted by expert, what sorted them (M,), their places (N,k)."""
         flat = chosen.flatten()
         order = flat.argsort(stable=True)
         slot = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=s.device)).view_as(chosen)
         expert = flat[order]
         ends = torch.searchsorted(expert, torch.arange(self.gate.experts, device=s.device), right=True, out_int32=True)
         times = None if t is None else spread(t, order, slot)
-        out = self.routed(spread(s, order, slot), times, expert, lambda x, w: grouped_matmul(x, w, ends))
-        return collect(out, order, slot)
+        rows = Sorted(expert, ends, lambda x, w: grouped_matmul(x, w, ends))
+        return self.routed(spread(s, order, slot), times, rows), order, slot
 
     @staticmethod
     def _shared(bank: ExpertBank, s: Tensor, t: Tensor | None) -> Tensor:
-        """s (N,n), t (N,1) -> (N,S,n)."""
-        count = bank.up.weight.shape[0]
-        expert = torch.arange(count, device=s.device).unsqueeze(-1)
-        times = None if t is None else t.expand(count, -1, -1)
-        return bank(s.expand(count, -1, -1), times, expert, torch.matmul).transpose(0, 1)
+        """s (N,n), t (N,1) -> (S·N,n), expert by expert."""
+        count, tokens = bank.up.weight.shape[0], len(s)
+        each = torch.arange(count, device=s.device)
+        rows = Sorted(
+            each.repeat_interleave(tokens),
+            ((each + 1) * tokens).int(),
+            lambda x, w: torch.matmul(x.view(count, tokens, -1), w).flatten(0, 1),
+        )
+        times = None if t is None else t.expand(count, -1, -1).flatten(0, 1)
+        return bank(s.expand(count, -1, -1).flatten(0, 1), times, rows)

@@ -61,6 +61,58 @@ def grouped_matmul(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     return segment_bmm(x, weight, ends)
 
 
+def affine(p: Tensor, t: Tensor | None, w: Tensor | None, b: Tensor, expert: Tensor, ends: Tensor) -> Tensor:
+    """p + t w_e + b_e for rows sorted by their expert e: (M, n), (M, 1), (E, n), (E, n), (M,), (E,) -> (M, n).
+
+    The gradients of w and b are products over the rows of each group; autograd would scatter with atomic adds.
+    """
+    return _Affine.apply(p, t, w, b, expert, ends)  # pyright: ignore[reportReturnType]
+
+
+class _Affine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, p: Tensor, t: Tensor | None, w: Tensor | None, b: Tensor, expert: Tensor, ends: Tensor) -> Tensor:
+        ctx.save_for_backward(t, w, expert, ends)
+        total = wide(p) + b[expert]
+        if t is not None and w is not None:
+            total = total + t * w[expert]
+        return total.to(p.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        t, w, expert, ends = ctx.saved_tensors
+        ones = torch.ones_like(grad[:, :1])
+        if t is None or w is None:
+            return grad, None, None, segment_sums(ones, grad, ends)[:, 0], None, None
+        dw, db = segment_sums(torch.cat([t.to(grad.dtype), ones], dim=-1), grad, ends).unbind(dim=1)
+        return grad, (wide(grad) * w[expert]).sum(dim=-1, keepdim=True), dw.to(w.dtype), db.to(w.dtype), None, None
+
+
+def segment_sums(factors: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
+    """Σ factors_i ⊗ rows_i over the rows i of each group: (M, f), (M, n), (E,) -> (E, f, n), in float32 or better."""
+    fits = rows.shape[0] > 0 and rows.shape[-1] % 8 == 0 and factors.shape[-1] <= 8
+    if rows.dtype == torch.bfloat16 and rows.is_cuda and fits and _has_kernel():
+        return torch.ops.leafward.segment_sums(factors, rows, ends)
+    group = torch.searchsorted(ends.long(), torch.arange(rows.shape[0], device=rows.device), right=True)
+    own = group[:, None] == torch.arange(len(ends), device=rows.device)
+    spread = (own[:, :, None] * factors[:, None, :]).flatten(1)
+    return wide(spread.mT @ rows).unflatten(0, (len(ends), -1))
+
+
+@torch.library.custom_op("leafward::segment_sums", mutates_args=())
+def _segment_sums(factors: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
+    # An operator of its own: the grouped GEMM takes groups of any size only where both factors lie row by row in
+    # memory, and a compiler that fuses the padding is free to lay it out the other way.
+    lanes = F.pad(factors, (0, 8 - factors.shape[-1]))
+    return F.grouped_mm(lanes.mT, rows.contiguous(), offs=ends)[:, : factors.shape[-1]].float()
+
+
+@_segment_sums.register_fake
+def _(factors: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
+    return rows.new_empty(len(ends), factors.shape[-1], rows.shape[-1], dtype=torch.float32)
+
+
 @torch.compiler.assume_constant_result
 def _has_kernel() -> bool:
     return hasattr(F, "grouped_mm") and torch.cuda.get_device_capability() >= (9, 0)

@@ -58,6 +58,15 @@ class Visible:
             seen = seen & (self.documents[batch, query] == self.documents[batch, key])
         return seen
 
+    def places(self, queries: int, keys: int, device: torch.device) -> Tensor:
+        """Where `queries` queries stand among `keys` keys, (T,)."""
+        return torch.arange(keys - queries, keys, device=device) if self.positions is None else self.positions
+
+    def mask(self, batch: int, at: Tensor, keys: Tensor) -> Tensor:
+        """(B,1,T,S) for queries at `at` (T,) and keys at `keys` (S,): BLOCK queries at most, or it is large."""
+        index = torch.arange(batch, device=at.device)[:, None, None]
+        return self(index, at[:, None], keys).expand(batch, -1, -1).unsqueeze(1)
+
 
 def visible(
     causal: bool = True,
@@ -266,6 +275,7 @@ def _by_blocks(q: Tensor, k: Tensor, v: Tensor, rule: Visible) -> Tensor:
     In training a block is computed again in the backward pass; autograd would else keep every block's mask.
     """
     queries, keys = q.shape[2], k.shape[2]
+    places = rule.places(queries, keys, q.device)
     again = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     out = []
     for start in range(0, queries, BLOCK):
@@ -275,19 +285,13 @@ def _by_blocks(q: Tensor, k: Tensor, v: Tensor, rule: Visible) -> Tensor:
         if rule.positions is None:
             low = 0 if rule.window is None else max(0, first - rule.window + 1)
             high = last if rule.causal else keys if rule.window is None else min(keys, last + rule.window - 1)
-            at = torch.arange(first, last, device=q.device)
-        else:
-            at = rule.positions[start:stop]
-        arguments = (q[:, :, start:stop], k[:, :, low:high], v[:, :, low:high], rule, at, low)
+        arguments = (q[:, :, start:stop], k[:, :, low:high], v[:, :, low:high], rule, places[start:stop], low)
         out.append(checkpoint(_block, *arguments, use_reentrant=False) if again else _block(*arguments))
     return torch.cat(out, dim=2)
 
 
 def _block(q: Tensor, k: Tensor, v: Tensor, rule: Visible, at: Tensor, low: int) -> Tensor:
-    batch = torch.arange(q.shape[0], device=q.device)[:, None, None]
-    key = torch.arange(low, low + k.shape[2], device=q.device)
-    mask = rule(batch, at[:, None], key).expand(q.shape[0], -1, -1).unsqueeze(1)
-    return _sdpa(q, k, v, mask)
+    return _sdpa(q, k, v, rule.mask(len(q), at, torch.arange(low, low + k.shape[2], device=q.device)))
 
 
 @cache

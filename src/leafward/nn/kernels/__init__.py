@@ -29,7 +29,7 @@ def use(which: str) -> None:
         raise UsageError(f"kernels are {which!r}; {nearest(which, CHOICES)}")
     if which == "triton":
         require("triton", "lm")
-        for name in ("_residual_norm", "_swiglu", "_head_lanes"):
+        for name in ("_residual_norm", "_swiglu", "_head_lanes", "_latent_lanes", "_experts"):
             import_module(f"leafward.nn.kernels.{name}")
     _choice = which
 
@@ -77,6 +77,40 @@ def head_lanes(
     """Heads of product + bias + t w_t, rotated, as lanes of queries, keys and values in a half type:
     (B,T,(H+2G)d), ((H+2G)d,), (B,T,1), ((H+2G)d, 1) -> (B,H,T,·), (B,G,T,·), (B,G,T,·)."""
     lanes = torch.ops.leafward.head_lanes(product, bias, t, time_weight, *table, scale, heads, kv_heads, c)
+    q, k, v = (x.transpose(1, 2) for x in lanes)
+    return q, k, v
+
+
+def expert_swiglu(
+    p: Tensor, t: Tensor, w: Tensor, b: Tensor, over: Tensor, c: Tensor, expert: Tensor, ends: Tensor
+) -> tuple[Tensor, Tensor]:
+    """silu(gate) · value of (gate, value) = over · (p + t w_e + b_e), and its time on the hyperboloid of curvature -c,
+    for rows sorted by expert e: (M, 2h), (M, 1), (E, 2h), (E, 2h), (M, 1), (M, 1), (M,), (E,) -> (M, h), (M, 1)."""
+    return torch.ops.leafward.expert_swiglu(p, t, w, b, over, c, expert, ends)
+
+
+def expert_combine(routed: Tensor, everywhere: Tensor, slot: Tensor, share: Tensor, c: float) -> Tensor:
+    """Centroid of each token's points, `routed` (M, n) at rows `slot` (N, k) with weights `share` (N, k) and
+    `everywhere` (S·N, n) with weight one -> (N, n)."""
+    return torch.ops.leafward.expert_combine(routed, everywhere, slot, share, c)
+
+
+Summands = tuple[Tensor, Tensor, Tensor, Tensor]
+"""A linear map before its sum: product, bias, time of the input, time column."""
+
+
+def latent_lanes(
+    queries: Summands,
+    latents: Summands,
+    k_rope: Tensor,
+    table: tuple[Tensor, Tensor],
+    scale: Tensor,
+    heads: int,
+    c: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Lanes of latent attention in a half type, all of one width: from the maps of queries, (B,T,H(nope+rope)), and of
+    latent points, (B,T,H(nope+value)), and the shared key (B,T,rope), already rotated -> three of (B,H,T,·)."""
+    lanes = torch.ops.leafward.latent_lanes(*queries, *latents, k_rope, *table, scale, heads, c)
     q, k, v = (x.transpose(1, 2) for x in lanes)
     return q, k, v
 

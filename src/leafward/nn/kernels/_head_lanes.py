@@ -1,8 +1,7 @@
-"""From the bare product of queries, keys and values to the lanes that attention multiplies, in one pass over each.
+"""From the bare product of queries, keys and values to the lanes that attention multiplies, in one pass.
 
-Per token and head: x = p + b + t w_t, rotated (HoPE; values are not), its time τ = √(1/c + |x|²), and the lanes of
-:func:`leafward.nn.lanes.query_lanes`, `key_lanes` and `value_lanes` for half types, in the layout (B, T, heads, lanes).
-The kinds differ in what they do with the time; each is a launch of its own.
+The lanes are those of :mod:`leafward.nn.kernels._lanes_common`, in the layout (B, T, heads, lanes). One launch serves
+queries, keys and values.
 """
 
 # The kernels are written in Triton's language, which only looks like Python.
@@ -15,133 +14,66 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from leafward.nn.kernels._lanes_common import places, read_lanes_back, to_eights, write_lanes
 from leafward.nn.kernels._launch import programs, tile
-
-QUERY, KEY, VALUE = 0, 1, 2
-
-
-@triton.jit
-def _heads(p_ptr, b_ptr, w_ptr, t, start, own, mask):
-    """A token's heads (heads, lanes), and the time column w_t of the map that made them."""
-    w = tl.load(w_ptr + own, mask=mask, other=0.0).to(tl.float32)
-    x = tl.load(p_ptr + start + own, mask=mask, other=0.0).to(tl.float32)
-    return x + tl.load(b_ptr + own, mask=mask, other=0.0).to(tl.float32) + t * w, w
-
-
-@triton.jit
-def _angle(cos_ptr, sin_ptr, row, length, batch_step, TURNING: tl.constexpr, WIDE: tl.constexpr):
-    """cos and sin of a token's pairs, (1, WIDE/2); pairs beyond those that turn stand still."""
-    pair = tl.arange(0, WIDE // 2)[None, :]
-    at = (row // length) * batch_step + (row % length) * (TURNING // 2) + pair
-    cos = tl.load(cos_ptr + at, mask=pair < TURNING // 2, other=1.0).to(tl.float32)
-    return cos, tl.load(sin_ptr + at, mask=pair < TURNING // 2, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _turned(x, cos, sin, TALL: tl.constexpr, WIDE: tl.constexpr):
-    """Pairs of lanes rotated."""
-    even, odd = tl.split(tl.reshape(x, (TALL, WIDE // 2, 2)))
-    return tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), (TALL, WIDE))
 
 
 @triton.jit
 def _forward(
-    p_ptr, b_ptr, t_ptr, w_ptr, cos_ptr, sin_ptr, scale_ptr, out_ptr,
-    length, batch_step, row_width, column, c,
-    KIND: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, TURNING: tl.constexpr, WIDTH: tl.constexpr,
+    p_ptr, b_ptr, t_ptr, w_ptr, cos_ptr, sin_ptr, scale_ptr, q_ptr, k_ptr, v_ptr, length, batch_step, row_width, c,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, TURNING: tl.constexpr, WIDTH: tl.constexpr,
     TALL: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    head, lane = tl.arange(0, TALL)[:, None], tl.arange(0, WIDE)[None, :]
-    t = tl.load(t_ptr + row).to(tl.float32)
-    mask = (head < HEADS) & (lane < D)
-    x, _ = _heads(p_ptr, b_ptr, w_ptr, t, row * row_width, column + head * D + lane, mask)
-    if KIND != 2:
-        cos, sin = _angle(cos_ptr, sin_ptr, row, length, batch_step, TURNING, WIDE)
-        x = _turned(x, cos, sin, TALL, WIDE)
-    time = tl.sqrt(1.0 / c + tl.sum(x * x, axis=1))[:, None]
-    half = out_ptr.dtype.element_ty
-    if KIND == 0:
-        scale = tl.load(scale_ptr).to(tl.float32)
-        x, time = x * scale, -scale * time
-    if KIND == 2:
-        top = tl.floor(time + 0.5).to(half).to(tl.float32)
-        x = tl.where(lane == D, time - top, tl.where(lane == D + 1, top, x))
+    kind = tl.program_id(1)
+    if kind == 0:
+        write_lanes(
+            p_ptr, b_ptr, t_ptr, w_ptr, p_ptr, cos_ptr, sin_ptr, scale_ptr, q_ptr, length, batch_step, row_width, c,
+            0, H, 0, D, D, D, 0, TURNING, WIDTH, TALL, WIDE,
+        )  # fmt: skip
+    elif kind == 1:
+        write_lanes(
+            p_ptr, b_ptr, t_ptr, w_ptr, p_ptr, cos_ptr, sin_ptr, scale_ptr, k_ptr, length, batch_step, row_width, c,
+            1, G, H * D, D, D, D, 0, TURNING, WIDTH, TALL, WIDE,
+        )  # fmt: skip
     else:
-        top = time.to(half).to(tl.float32)
-        rest = time - top
-        if KIND == 0:
-            x = tl.where((lane == D) | (lane == D + 2), top, tl.where(lane == D + 1, rest, x))
-        else:
-            x = tl.where((lane == D) | (lane == D + 1), top, tl.where(lane == D + 2, rest, x))
-    tl.store(out_ptr + (row * HEADS + head) * WIDTH + lane, x.to(half), mask=(head < HEADS) & (lane < WIDTH))
+        write_lanes(
+            p_ptr, b_ptr, t_ptr, w_ptr, p_ptr, cos_ptr, sin_ptr, scale_ptr, v_ptr, length, batch_step, row_width, c,
+            2, G, (H + G) * D, D, D, D, 0, 0, WIDTH, TALL, WIDE,
+        )  # fmt: skip
 
 
 @triton.jit
 def _backward(
-    p_ptr, b_ptr, t_ptr, w_ptr, cos_ptr, sin_ptr, scale_ptr, dout_ptr, dp_ptr, dt_ptr, dscale_ptr, db_ptr, dw_ptr,
-    rows, length, batch_step, row_width, column, c,
-    KIND: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, TURNING: tl.constexpr, WIDTH: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, dq_ptr, dk_ptr, dv_ptr, t_ptr, w_ptr, cos_ptr, sin_ptr, scale_ptr, dp_ptr, dt_ptr, dscale_ptr,
+    db_ptr, dw_ptr, rows, length, batch_step, row_width,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, TURNING: tl.constexpr, WIDTH: tl.constexpr,
     TALL: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0).to(tl.int64)
-    head, lane = tl.arange(0, TALL)[:, None], tl.arange(0, WIDE)[None, :]
-    inside = (head < HEADS) & (lane < D)
-    own = column + head * D + lane
-    scale = tl.load(scale_ptr).to(tl.float32)
-    db, dw = tl.zeros((TALL, WIDE), tl.float32), tl.zeros((TALL, WIDE), tl.float32)
-    for index in range(tl.program_id(0), rows, tl.num_programs(0)):
-        row = tl.cast(index, tl.int64)
-        t = tl.load(t_ptr + row).to(tl.float32)
-        x, w = _heads(p_ptr, b_ptr, w_ptr, t, row * row_width, own, inside)
-        cos, sin = _angle(cos_ptr, sin_ptr, row, length, batch_step, TURNING, WIDE)
-        if KIND != 2:
-            x = _turned(x, cos, sin, TALL, WIDE)
-        time = tl.sqrt(1.0 / c + tl.sum(x * x, axis=1))[:, None]
-        at = (row * HEADS + head) * WIDTH + lane
-        dx = tl.load(dout_ptr + at, mask=(head < HEADS) & (lane < WIDTH), other=0.0).to(tl.float32)
-        # The lanes that hold the head of the time, which is as good as the time itself: its tail takes the rest.
-        if KIND == 0:
-            timed = (lane == D) | (lane == D + 2)
-        elif KIND == 1:
-            timed = (lane == D) | (lane == D + 1)
-        else:
-            timed = lane == D
-        dtime = tl.sum(tl.where(timed, dx, 0.0), axis=1)[:, None]
-        dx = tl.where(lane < D, dx, 0.0)
-        if KIND == 0:
-            dscale = tl.sum(dx * x, axis=1) - tl.sum(dtime * time, axis=1)
-            tl.store(dscale_ptr + row, tl.sum(dscale, axis=0))
-            dx, dtime = dx * scale, -scale * dtime
-        dx += x * (dtime / time)
-        if KIND != 2:
-            dx = _turned(dx, cos, -sin, TALL, WIDE)
-        tl.store(dp_ptr + row * row_width + own, dx.to(dp_ptr.dtype.element_ty), mask=inside)
-        tl.store(dt_ptr + row, tl.sum(tl.sum(dx * w, axis=1), axis=0))
-        db += dx
-        dw += t * dx
-    tl.store(db_ptr + program * row_width + own, db, mask=inside)
-    tl.store(dw_ptr + program * row_width + own, dw, mask=inside)
+    kind = tl.program_id(1)
+    if kind == 0:
+        read_lanes_back(
+            q_ptr, dq_ptr, t_ptr, w_ptr, cos_ptr, sin_ptr, scale_ptr,
+            dp_ptr, dt_ptr, dscale_ptr, db_ptr, dw_ptr, dp_ptr, rows, length, batch_step, row_width,
+            0, H, 0, D, D, D, 0, TURNING, WIDTH, TALL, WIDE,
+        )  # fmt: skip
+    elif kind == 1:
+        read_lanes_back(
+            k_ptr, dk_ptr, t_ptr, w_ptr, cos_ptr, sin_ptr, scale_ptr,
+            dp_ptr, dt_ptr, dscale_ptr, db_ptr, dw_ptr, dp_ptr, rows, length, batch_step, row_width,
+            1, G, H * D, D, D, D, 0, TURNING, WIDTH, TALL, WIDE,
+        )  # fmt: skip
+    else:
+        read_lanes_back(
+            v_ptr, dv_ptr, t_ptr, w_ptr, cos_ptr, sin_ptr, scale_ptr,
+            dp_ptr, dt_ptr, dscale_ptr, db_ptr, dw_ptr, dp_ptr, rows, length, batch_step, row_width,
+            2, G, (H + G) * D, D, D, D, 0, 0, WIDTH, TALL, WIDE,
+        )  # fmt: skip
 
 
-def _launches(
-    product: Tensor, cos: Tensor, heads: int, kv_heads: int, back: bool = False
-) -> list[tuple[tuple[int, ...], dict[str, int]]]:
-    """For queries, keys and values: length, steps between tables and between rows, first column; and the sizes."""
-    d = product.shape[-1] // (heads + 2 * kv_heads)
-    step = cos.shape[-2] * cos.shape[-1] if cos.ndim == 3 else 0
-    launches, column = [], 0
-    for kind, count in ((QUERY, heads), (KEY, kv_heads), (VALUE, kv_heads)):
-        (tall, wide), warps = tile(count, _lanes(d), back=back)
-        sizes = {"KIND": kind, "HEADS": count, "D": d, "TURNING": 2 * cos.shape[-1], "WIDTH": _lanes(d)}
-        sizes |= {"TALL": tall, "WIDE": wide, "num_warps": warps}
-        launches.append(((product.shape[1], step, product.shape[-1], column), sizes))
-        column += count * d
-    return launches
-
-
-def _lanes(d: int) -> int:
-    return -(-(d + 3) // 8) * 8
+def _sizes(cos: Tensor, heads: int, kv_heads: int, d: int, back: bool) -> dict[str, int]:
+    (tall, wide), warps = tile(heads, to_eights(d + 3), back=back)
+    sizes = {"H": heads, "G": kv_heads, "D": d, "TURNING": 2 * cos.shape[-1], "WIDTH": to_eights(d + 3)}
+    return sizes | {"TALL": tall, "WIDE": wide, "num_warps": warps}
 
 
 @torch.library.custom_op(
@@ -153,14 +85,16 @@ def _lanes(d: int) -> int:
 def head_lanes(product, bias, t, time_weight, cos, sin, scale, heads, kv_heads, c):
     product, t, cos, sin = (tensor.contiguous() for tensor in (product, t, cos, sin))
     outputs = _like(product, heads, kv_heads)
-    for out, (places, sizes) in zip(outputs, _launches(product, cos, heads, kv_heads), strict=True):
-        _forward[(t.numel(),)](product, bias, t, time_weight, cos, sin, scale, out, *places, c, **sizes)
+    length, width = product.shape[-2:]
+    sizes = _sizes(cos, heads, kv_heads, width // (heads + 2 * kv_heads), back=False)
+    inputs = product, bias, t, time_weight, cos, sin, scale
+    _forward[(t.numel(), 3)](*inputs, *outputs, *places(cos, length), width, c, **sizes)
     return outputs
 
 
 def _like(product: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Room for the lanes of queries, keys and values."""
-    lanes = _lanes(product.shape[-1] // (heads + 2 * kv_heads))
+    lanes = to_eights(product.shape[-1] // (heads + 2 * kv_heads) + 3)
     q, k, v = (product.new_empty(*product.shape[:2], count, lanes) for count in (heads, kv_heads, kv_heads))
     return q, k, v
 
@@ -173,21 +107,19 @@ def _(product, bias, t, time_weight, cos, sin, scale, heads, kv_heads, c):
 @torch.library.custom_op(
     "leafward::head_lanes_backward",
     mutates_args=(),
-    schema="(Tensor product, Tensor bias, Tensor t, Tensor time_weight, Tensor cos, Tensor sin, Tensor scale,"
-    " Tensor dq, Tensor dk, Tensor dv, int heads, int kv_heads, float c)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    schema="(Tensor q, Tensor k, Tensor v, Tensor dq, Tensor dk, Tensor dv, Tensor bias, Tensor t, Tensor time_weight,"
+    " Tensor cos, Tensor sin, Tensor scale) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-def head_lanes_backward(product, bias, t, time_weight, cos, sin, scale, dq, dk, dv, heads, kv_heads, c):
-    product, t, cos, sin, dq, dk, dv = (x.contiguous() for x in (product, t, cos, sin, dq, dk, dv))
-    width, rows = product.shape[-1], t.numel()
-    share = programs(product, rows)
-    dp = torch.empty_like(product)
+def head_lanes_backward(q, k, v, dq, dk, dv, bias, t, time_weight, cos, sin, scale):
+    q, k, v, dq, dk, dv, t, cos, sin = (x.contiguous() for x in (q, k, v, dq, dk, dv, t, cos, sin))
+    heads, kv_heads, length, width, rows = q.shape[2], k.shape[2], q.shape[1], bias.shape[0], t.numel()
+    share = programs(q, rows)
+    dp = q.new_empty(*q.shape[:2], width)
     dt, dscale = t.new_empty(3, rows), t.new_empty(rows)
     db, dw = t.new_empty(share, width), t.new_empty(share, width)
-    launches = _launches(product, cos, heads, kv_heads, back=True)
-    for dout, dt_part, (places, sizes) in zip((dq, dk, dv), dt, launches, strict=True):
-        inputs = product, bias, t, time_weight, cos, sin, scale, dout
-        _backward[(share,)](*inputs, dp, dt_part, dscale, db, dw, rows, *places, c, **sizes)
+    sizes = _sizes(cos, heads, kv_heads, width // (heads + 2 * kv_heads), back=True)
+    inputs = q, k, v, dq, dk, dv, t, time_weight, cos, sin, scale
+    _backward[(share, 3)](*inputs, dp, dt, dscale, db, dw, rows, *places(cos, length), width, **sizes)
     return (
         dp,
         db.sum(dim=0).to(bias.dtype),
@@ -198,19 +130,19 @@ def head_lanes_backward(product, bias, t, time_weight, cos, sin, scale, dq, dk, 
 
 
 @head_lanes_backward.register_fake
-def _(product, bias, t, time_weight, cos, sin, scale, dq, dk, dv, heads, kv_heads, c):
-    return tuple(torch.empty_like(x) for x in (product.contiguous(), bias, t.contiguous(), time_weight, scale))
+def _(q, k, v, dq, dk, dv, bias, t, time_weight, cos, sin, scale):
+    dp = q.new_empty(*q.shape[:2], bias.shape[0])
+    return dp, *(torch.empty_like(x) for x in (bias, t.contiguous(), time_weight, scale))
 
 
 def _setup(ctx, inputs, output) -> None:
-    *tensors, ctx.heads, ctx.kv_heads, ctx.c = inputs
-    ctx.save_for_backward(*tensors)
+    _, *tensors, _, _, _ = inputs
+    ctx.save_for_backward(*output, *tensors)
 
 
 def _gradient(ctx, dq, dk, dv):
-    dp, db, dt, dw, dscale = torch.ops.leafward.head_lanes_backward(
-        *ctx.saved_tensors, dq, dk, dv, ctx.heads, ctx.kv_heads, ctx.c
-    )
+    q, k, v, *rest = ctx.saved_tensors
+    dp, db, dt, dw, dscale = torch.ops.leafward.head_lanes_backward(q, k, v, dq, dk, dv, *rest)
     return dp, db, dt, dw, None, None, dscale, None, None, None
 
 

@@ -1,0 +1,312 @@
+"""What lies between and behind the two matrix products of a mixture of experts, in one pass each.
+
+Between them, for a row of expert e with u = p + t w_e + b_e, p the bare product and ρ = √(c/c_e) the way over:
+(gate, value) = ρ u, h = silu(gate)·value, t_h = √(1/c_e + |h|²).
+
+Behind them, for a token with its points x_i (rows of its routed experts, wherever sorting put them, then the shared
+ones) and weights w_i: a = Σ w_i x_i, A_i = √(1 + c|x_i|²), T = Σ w_i A_i and
+
+    q = −c⟨a,a⟩_L = (T + √c|a|) · Σ w_i [1/(A_i + √c|x_i|) + √c|x_i − |x_i|â|²/(2|x_i|)],   z = a/√q,
+
+positive terms only, as in :func:`leafward.geometry.lorentz.centroid`. Back, with G the gradient of z and
+∂q = −½ (G·z)/q: ∂x_i = w_i [G/√q + 2 ∂q c (x_i T/A_i − a)], ∂w_i = (G·x_i)/√q + 2 ∂q (A_i T − c x_i·a). Far out both
+brackets are small differences of large numbers along â; so the parts along â and across it are worked out apart.
+"""
+
+# The kernels are written in Triton's language, which only looks like Python.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from leafward.nn.grouped import segment_sums
+from leafward.nn.kernels._launch import tile
+
+
+@triton.jit
+def _halves(p_ptr, t_ptr, w_ptr, b_ptr, expert_ptr, row, lane, mask, HIDDEN: tl.constexpr):
+    """u of one row, gate first, and its time columns."""
+    t = tl.load(t_ptr + row).to(tl.float32)
+    own = tl.load(expert_ptr + row) * 2 * HIDDEN + lane
+    at = row * 2 * HIDDEN + lane
+    w_gate = tl.load(w_ptr + own, mask=mask, other=0.0).to(tl.float32)
+    w_value = tl.load(w_ptr + HIDDEN + own, mask=mask, other=0.0).to(tl.float32)
+    gate = tl.load(p_ptr + at, mask=mask, other=0.0).to(tl.float32) + t * w_gate
+    value = tl.load(p_ptr + HIDDEN + at, mask=mask, other=0.0).to(tl.float32) + t * w_value
+    gate += tl.load(b_ptr + own, mask=mask, other=0.0).to(tl.float32)
+    value += tl.load(b_ptr + HIDDEN + own, mask=mask, other=0.0).to(tl.float32)
+    return gate, value, w_gate, w_value
+
+
+@triton.jit
+def _swiglu(
+    p_ptr, t_ptr, w_ptr, b_ptr, over_ptr, c_ptr, expert_ptr, h_ptr, t_h_ptr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, BLOCK)
+    mask = lane < HIDDEN
+    gate, value, _, _ = _halves(p_ptr, t_ptr, w_ptr, b_ptr, expert_ptr, row, lane, mask, HIDDEN)
+    over, c = tl.load(over_ptr + row).to(tl.float32), tl.load(c_ptr + row).to(tl.float32)
+    gate, value = over * gate, over * value
+    h = gate * tl.sigmoid(gate) * value
+    tl.store(h_ptr + row * HIDDEN + lane, h.to(h_ptr.dtype.element_ty), mask=mask)
+    tl.store(t_h_ptr + row, tl.sqrt(1.0 / c + tl.sum(h * h, axis=0)))
+
+
+@triton.jit
+def _swiglu_back(
+    p_ptr, t_ptr, w_ptr, b_ptr, over_ptr, c_ptr, expert_ptr, dh_ptr, dt_h_ptr, dp_ptr, dt_ptr, dover_ptr, dc_ptr,
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, BLOCK)
+    mask = lane < HIDDEN
+    u_gate, u_value, w_gate, w_value = _halves(p_ptr, t_ptr, w_ptr, b_ptr, expert_ptr, row, lane, mask, HIDDEN)
+    over, c = tl.load(over_ptr + row).to(tl.float32), tl.load(c_ptr + row).to(tl.float32)
+    gate, value = over * u_gate, over * u_value
+    sigmoid = tl.sigmoid(gate)
+    silu = gate * sigmoid
+    h = silu * value
+    t_h = tl.sqrt(1.0 / c + tl.sum(h * h, axis=0))
+    dt_h = tl.load(dt_h_ptr + row).to(tl.float32)
+    dh = tl.load(dh_ptr + row * HIDDEN + lane, mask=mask, other=0.0).to(tl.float32) + h * (dt_h / t_h)
+    dgate, dvalue = dh * value * (sigmoid + silu * (1.0 - sigmoid)), dh * silu
+    tl.store(dover_ptr + row, tl.sum(dgate * u_gate + dvalue * u_value, axis=0))
+    tl.store(dc_ptr + row, -0.5 * dt_h / (t_h * c * c))
+    dgate, dvalue = over * dgate, over * dvalue
+    at = row * 2 * HIDDEN + lane
+    tl.store(dp_ptr + at, dgate.to(dp_ptr.dtype.element_ty), mask=mask)
+    tl.store(dp_ptr + HIDDEN + at, dvalue.to(dp_ptr.dtype.element_ty), mask=mask)
+    tl.store(dt_ptr + row, tl.sum(dgate * w_gate + dvalue * w_value, axis=0))
+
+
+@torch.library.custom_op(
+    "leafward::expert_swiglu",
+    mutates_args=(),
+    schema="(Tensor p, Tensor t, Tensor w, Tensor b, Tensor over, Tensor c, Tensor expert, Tensor ends)"
+    " -> (Tensor, Tensor)",
+)
+def expert_swiglu(p, t, w, b, over, c, expert, ends):
+    p, t, w, b, over, c = (x.contiguous() for x in (p, t, w, b, over, c))
+    h, t_h = _like_hidden(p)
+    (block,), warps = tile(h.shape[-1])
+    sizes = {"HIDDEN": h.shape[-1], "BLOCK": block, "num_warps": warps}
+    _swiglu[(len(p),)](p, t, w, b, over, c, expert, h, t_h, **sizes)
+    return h, t_h
+
+
+def _like_hidden(p: Tensor) -> tuple[Tensor, Tensor]:
+    """Room for h and its time."""
+    return p.new_empty(p.shape[0], p.shape[1] // 2), p.new_empty(p.shape[0], 1, dtype=torch.float32)
+
+
+@expert_swiglu.register_fake
+def _(p, t, w, b, over, c, expert, ends):
+    return _like_hidden(p)
+
+
+@torch.library.custom_op(
+    "leafward::expert_swiglu_backward",
+    mutates_args=(),
+    schema="(Tensor p, Tensor t, Tensor w, Tensor b, Tensor over, Tensor c, Tensor expert, Tensor dh, Tensor dt_h)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def expert_swiglu_backward(p, t, w, b, over, c, expert, dh, dt_h):
+    p, t, w, b, over, c, dh, dt_h = (x.contiguous() for x in (p, t, w, b, over, c, dh, dt_h))
+    dp, dt, dover, dc = (torch.empty_like(x) for x in (p, t, over, c))
+    (block,), warps = tile(dh.shape[-1], back=True)
+    sizes = {"HIDDEN": dh.shape[-1], "BLOCK": block, "num_warps": warps}
+    _swiglu_back[(len(p),)](p, t, w, b, over, c, expert, dh, dt_h, dp, dt, dover, dc, **sizes)
+    return dp, dt, dover, dc
+
+
+@expert_swiglu_backward.register_fake
+def _(p, t, w, b, over, c, expert, dh, dt_h):
+    return tuple(x.new_empty(x.shape) for x in (p, t, over, c))
+
+
+def _setup_swiglu(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradient_swiglu(ctx, dh, dt_h):
+    *inputs, ends = ctx.saved_tensors
+    _, t, w, b, *_ = inputs
+    dp, dt, dover, dc = torch.ops.leafward.expert_swiglu_backward(*inputs, dh, dt_h)
+    dw, db = segment_sums(torch.cat([t, torch.ones_like(t)], dim=-1).to(dp.dtype), dp, ends).unbind(dim=1)
+    return dp, dt, dw.to(w.dtype), db.to(b.dtype), dover, dc, None, None
+
+
+expert_swiglu.register_autograd(_gradient_swiglu, setup_context=_setup_swiglu)
+
+
+@triton.jit
+def _point(
+    routed_ptr, everywhere_ptr, slot_ptr, share_ptr, token, tokens, lane, mask,
+    INDEX: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """One point of a token, where it stands, and its weight."""
+    if INDEX < K:
+        at = tl.load(slot_ptr + token * K + INDEX) * WIDTH + lane
+        weight = tl.load(share_ptr + token * K + INDEX).to(tl.float32)
+        x = tl.load(routed_ptr + at, mask=mask, other=0.0)
+    else:
+        at = ((INDEX - K) * tokens + token) * WIDTH + lane
+        weight = 1.0
+        x = tl.load(everywhere_ptr + at, mask=mask, other=0.0)
+    return x.to(tl.float32), at, weight
+
+
+@triton.jit
+def _measured(x, ray, c):
+    """√c|x|, A = √(1 + c|x|²), and √c|x − |x|â|²/(2|x|): how far x strays from the direction â."""
+    r = tl.maximum(tl.sqrt(tl.sum(x * x, axis=0)), 1e-18)
+    astray = x - r * ray
+    bend = 0.5 * tl.sqrt(c) * tl.sum(astray * astray, axis=0) / r
+    return tl.sqrt(c) * r, tl.sqrt(1.0 + c * r * r), bend
+
+
+@triton.jit
+def _summed(
+    routed_ptr, everywhere_ptr, slot_ptr, share_ptr, token, tokens, lane, mask, c,
+    K: tl.constexpr, S: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """a, its direction and √c|a|; Σ w, T and q. Points are read again where they are needed: the cache holds them."""
+    a, total = tl.zeros((BLOCK,), tl.float32), 0.0
+    for index in tl.static_range(K + S):
+        x, _, weight = _point(
+            routed_ptr, everywhere_ptr, slot_ptr, share_ptr, token, tokens, lane, mask, index, K, WIDTH
+        )  # fmt: skip
+        a += weight * x
+        total += weight
+    length = tl.sqrt(tl.sum(a * a, axis=0))
+    ray, reach = a / tl.maximum(length, 1e-18), tl.sqrt(c) * length
+    time, deficit = 0.0, 0.0
+    for index in tl.static_range(K + S):
+        x, _, weight = _point(
+            routed_ptr, everywhere_ptr, slot_ptr, share_ptr, token, tokens, lane, mask, index, K, WIDTH
+        )  # fmt: skip
+        own, cosh, bend = _measured(x, ray, c)
+        time += weight * cosh
+        deficit += weight * (1.0 / (cosh + own) + bend)
+    return a, ray, reach, total, time, (time + reach) * deficit
+
+
+@triton.jit
+def _combine(
+    routed_ptr, everywhere_ptr, slot_ptr, share_ptr, out_ptr, tokens, c,
+    K: tl.constexpr, S: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    mask = lane < WIDTH
+    a, _, _, _, _, q = _summed(
+        routed_ptr, everywhere_ptr, slot_ptr, share_ptr, token, tokens, lane, mask, c, K, S, WIDTH, BLOCK
+    )  # fmt: skip
+    tl.store(out_ptr + token * WIDTH + lane, (a / tl.sqrt(q)).to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _combine_back(
+    routed_ptr, everywhere_ptr, slot_ptr, share_ptr, dout_ptr, drouted_ptr, deverywhere_ptr, dshare_ptr, tokens, c,
+    K: tl.constexpr, S: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    mask = lane < WIDTH
+    a, ray, reach, total, time, q = _summed(
+        routed_ptr, everywhere_ptr, slot_ptr, share_ptr, token, tokens, lane, mask, c, K, S, WIDTH, BLOCK
+    )  # fmt: skip
+    g = tl.load(dout_ptr + token * WIDTH + lane, mask=mask, other=0.0).to(tl.float32)
+    shrink, along = 1.0 / tl.sqrt(q), tl.sum(g * ray, axis=0)
+    dq = -0.5 * shrink * along * reach / (q * tl.sqrt(c))
+    # Points are centred twice: what rounding leaves at one that outweighs the others would be multiplied by c|a|².
+    mean = a / total
+    off = tl.zeros((BLOCK,), tl.float32)
+    for index in tl.static_range(K + S):
+        x, _, weight = _point(
+            routed_ptr, everywhere_ptr, slot_ptr, share_ptr, token, tokens, lane, mask, index, K, WIDTH
+        )  # fmt: skip
+        off += weight * (x - mean)
+    off /= total
+    for index in tl.static_range(K + S):
+        x, at, weight = _point(
+            routed_ptr, everywhere_ptr, slot_ptr, share_ptr, token, tokens, lane, mask, index, K, WIDTH
+        )  # fmt: skip
+        own, cosh, bend = _measured(x, ray, c)
+        # √c times the part of x T/A − a along â, and the part of x across it.
+        ahead = (q * cosh - time * time / cosh) / (own * time + reach * cosh) - bend * time / cosh
+        across = (x - mean) - off
+        across -= tl.sum(across * ray, axis=0) * ray
+        dx = shrink * (g - along * (reach * ahead / q) * ray) + (2.0 * dq * c * time / cosh) * across
+        dx = (weight * dx).to(drouted_ptr.dtype.element_ty)
+        if index < K:
+            tl.store(drouted_ptr + at, dx, mask=mask)
+            # A T − c x·a, again as a sum of positive terms.
+            product = (time * time + own * own * q) / (cosh * time + own * reach) + reach * bend
+            tl.store(dshare_ptr + token * K + index, shrink * tl.sum(g * x, axis=0) + 2.0 * dq * product)
+        else:
+            tl.store(deverywhere_ptr + at, dx, mask=mask)
+
+
+def _shape(routed: Tensor, everywhere: Tensor, share: Tensor) -> dict[str, int]:
+    tokens, active = share.shape
+    (block,), warps = tile(routed.shape[-1])
+    sizes = {"K": active, "S": everywhere.shape[0] // tokens, "WIDTH": routed.shape[-1]}
+    return sizes | {"BLOCK": block, "num_warps": warps}
+
+
+@torch.library.custom_op(
+    "leafward::expert_combine",
+    mutates_args=(),
+    schema="(Tensor routed, Tensor everywhere, Tensor slot, Tensor share, float c) -> Tensor",
+)
+def expert_combine(routed, everywhere, slot, share, c):
+    routed, everywhere, slot, share = (x.contiguous() for x in (routed, everywhere, slot, share))
+    out = _like_token(routed, share)
+    sizes = _shape(routed, everywhere, share)
+    _combine[(len(share),)](routed, everywhere, slot, share, out, len(share), c, **sizes)
+    return out
+
+
+def _like_token(routed: Tensor, share: Tensor) -> Tensor:
+    return routed.new_empty(share.shape[0], routed.shape[-1])
+
+
+@expert_combine.register_fake
+def _(routed, everywhere, slot, share, c):
+    return _like_token(routed, share)
+
+
+@torch.library.custom_op(
+    "leafward::expert_combine_backward",
+    mutates_args=(),
+    schema="(Tensor routed, Tensor everywhere, Tensor slot, Tensor share, Tensor dout, float c)"
+    " -> (Tensor, Tensor, Tensor)",
+)
+def expert_combine_backward(routed, everywhere, slot, share, dout, c):
+    routed, everywhere, slot, share, dout = (x.contiguous() for x in (routed, everywhere, slot, share, dout))
+    grads = tuple(torch.empty_like(x) for x in (routed, everywhere, share))
+    sizes = _shape(routed, everywhere, share)
+    _combine_back[(len(share),)](routed, everywhere, slot, share, dout, *grads, len(share), c, **sizes)
+    return grads
+
+
+@expert_combine_backward.register_fake
+def _(routed, everywhere, slot, share, dout, c):
+    return tuple(x.new_empty(x.shape) for x in (routed, everywhere, share))
+
+
+def _setup_combine(ctx, inputs, output) -> None:
+    *tensors, ctx.c = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _gradient_combine(ctx, dout):
+    routed, everywhere, share = torch.ops.leafward.expert_combine_backward(*ctx.saved_tensors, dout, ctx.c)
+    return routed, everywhere, None, share, None
+
+
+expert_combine.register_autograd(_gradient_combine, setup_context=_setup_combine)
