@@ -10,7 +10,7 @@ export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test lint bench clean help
+.PHONY: demo test lint docs bench clean help
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -38,6 +38,9 @@ lint: $(STAMP)  ## formatting, lint, types and the import contract
 	@$(BIN)/ruff check .
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports
+
+docs: $(STAMP)  ## build the documentation into build/site; a warning is an error
+	@$(BIN)/zensical build --strict --clean
 
 bench: $(STAMP)  ## run one benchmark: make bench NAME=geometry
 	@$(BIN)/leafward bench $(NAME)

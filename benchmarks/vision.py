@@ -2,19 +2,22 @@
 alike, in one run.
 
     python benchmarks/vision.py                                   # one CPU thread, float32, eager, batch 8
-    python benchmarks/vision.py --device cuda --only inference    # bfloat16, channels-last, compiled, batch 256
-    python benchmarks/vision.py --device cuda --only training growth
+    python benchmarks/vision.py --device cuda --out vision.json   # bfloat16, channels-last, compiled, batch 256
+    python benchmarks/vision.py --device cuda --only inference training --models swin_tiny hcformer_tiny
     python benchmarks/vision.py --device cuda --only himapper     # added time at batch 64, inference and training
 
 `inference` and `training` give images per second and the ratio to swin_tiny (medium also to swin_small), on a GPU the
 peak memory too. `himapper` gives the time and the parameters that the mapper adds, as parts of the backbone's own.
 `growth` times one model from 224² to 896² pixels, as many pixels in each batch, and gives the time
 per pixel relative to the smallest. Every result is printed as a line of JSON as soon as it is there, and the last line
-is one JSON object of all. A model that fails is reported by its error and the others go on; what does not fit into
-`--seconds` is left out and listed.
+is one JSON object of all (`--out` keeps it in a file, rewritten after every result). A model that fails is reported by
+its error and the others go on.
 
-A GPU compiles block by block: blocks of one kind and shape share their code, so that a model of 24 blocks is ready
-after those of its four stages. `--compile whole` compiles each model as one graph, which takes minutes.
+On a GPU every model has a process of its own: all compile a part side by side, then they are timed one after the other
+with nothing else running, then comes the next part; `alone` says whether the others had indeed finished compiling.
+Compilation is block by block: blocks of one kind and shape share their code, so that a model of 24 blocks is ready
+after those of its four stages; each kind is compiled by itself on an input of its shape, which needs little memory.
+`--graphs` replays calls as CUDA graphs, for both sides.
 """
 
 from __future__ import annotations
@@ -22,95 +25,36 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 # oneDNN's bf16 path crashes on some CPUs that advertise AMX; nothing here computes bf16 on a CPU.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # whether there is a GPU: asked without touching it
 
 import timm
 import torch
-import torch.nn.functional as F
 
-import leafward.models.hcformer  # noqa: F401  (registers the models)
-from _timing import cuda_ms, first_line, interleaved
-from leafward.models.himapper import HiMapper
+from _timing import interleaved
+from _vision_speed import (
+    CALLS,
+    GROWTH_MODEL,
+    MAPPED,
+    Job,
+    build,
+    compile_model,
+    growth_calls,
+    images,
+    relative_times,
+    run_jobs,
+)
+from leafward.files import finite, write_json
 
-REFERENCES = {"swin_tiny": "swin_tiny_patch4_window7_224", "swin_small": "swin_small_patch4_window7_224"}
 OURS = ("hcformer_nano", "hcformer_tiny", "hcformer_small", "hcformer_medium")
-MAPPED = {"himapper_resnet50": "resnet50", "himapper_deit_small": "deit_small"}
-TIMM = {**REFERENCES, "deit_small": "deit_small_patch16_224"}
-"""Full names in timm of the models that are called by a shorter one here."""
+REFERENCES = ("swin_tiny", "swin_small")
 MAPPED_BATCH = 64
-BLOCKS = ("Block", "SwinTransformerBlock", "Bottleneck", "HierarchyMapper")
-"""Classes of the modules that are compiled one by one: HCFormer's and DeiT's, Swin's, ResNet's, Hi-Mapper's."""
 PARTS = ("inference", "training", "himapper", "growth")
-GROWTH_MODEL, GROWTH_SIZES = "hcformer_tiny", (224, 448, 672, 896)
-
-
-def build(name: str, device: str) -> torch.nn.Module:
-    torch.manual_seed(0)
-    plain = MAPPED.get(name, name)
-    # timm's Swin has stochastic depth unless told, with a rate of its own in every block.
-    model: torch.nn.Module = timm.create_model(TIMM.get(plain, plain), num_classes=1000, drop_path_rate=0.0)
-    if name in MAPPED:
-        model = HiMapper(model)
-    model = model.to(device)
-    return model.to(memory_format=torch.channels_last) if device == "cuda" else model  # pyright: ignore
-
-
-def compile_model(model: torch.nn.Module, how: str) -> None:
-    if how == "whole":
-        model.compile(fullgraph=True)
-    elif how == "blocks":
-        for module in model.modules():
-            if type(module).__name__ in BLOCKS:
-                # Its forward and not the module, so that each class has its own cache of compiled code.
-                module.forward = torch.compile(module.forward, fullgraph=True, dynamic=False)
-
-
-def images(count: int, size: int, device: str) -> torch.Tensor:
-    x = torch.randn(count, 3, size, size, device=device)
-    return x.contiguous(memory_format=torch.channels_last)
-
-
-def inference_call(model: torch.nn.Module, x: torch.Tensor) -> Callable[[], object]:
-    model.eval()
-
-    def call() -> object:
-        with torch.inference_mode(), torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
-            return model(x)
-
-    return call
-
-
-def training_call(model: torch.nn.Module, x: torch.Tensor) -> Callable[[], object]:
-    """Forward with all losses, backward and an AdamW step."""
-    model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=x.is_cuda)
-    target = torch.randint(1000, (len(x),), device=x.device)
-
-    def call() -> object:
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
-            if isinstance(model, HiMapper):
-                logits, losses = model(x, losses=True)
-                loss = F.cross_entropy(logits, target) + losses.total()
-            else:
-                loss = F.cross_entropy(model(x), target)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    return call
-
-
-CALLS = {"inference": inference_call, "training": training_call}
-
-
-def emit(record: dict[str, Any]) -> None:
-    print(json.dumps(record), flush=True)
 
 
 def ratios(times: dict[str, float]) -> dict[str, float]:
@@ -119,112 +63,96 @@ def ratios(times: dict[str, float]) -> dict[str, float]:
     return {f"{a} / {b}": times[b] / times[a] for a, b in pairs if a in times and b in times}
 
 
-class Runner:
-    """Runs the parts within the time there is and keeps every record."""
+def added(times: dict[str, float], part: str) -> dict[str, float]:
+    """What the mapper adds to each backbone, as a part of the backbone's own."""
+    return {
+        f"{mapped}: {part} time": times[mapped] / times[plain] - 1
+        for mapped, plain in MAPPED.items()
+        if mapped in times and plain in times
+    }
+
+
+def added_parameters() -> dict[str, float]:
+    sizes = {name: sum(p.numel() for p in build(name, "meta").parameters()) for both in MAPPED.items() for name in both}
+    return {f"{mapped}: parameters": sizes[mapped] / sizes[plain] - 1 for mapped, plain in MAPPED.items()}
+
+
+class Results:
+    """Every record, and what follows from them; printed and kept as soon as it is there."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self.device, self.batch, self.rounds = args.device, args.batch, args.rounds
-        self.compile: str = args.compile
-        self.end = time.monotonic() + args.seconds
+        self.out: Path | None = args.out
+        self.batch: int = args.batch
         self.records: list[dict[str, Any]] = []
-        self.left_out: list[str] = []
+        self.about = {
+            "torch": torch.__version__,
+            "timm": timm.__version__,
+            "precision": "bfloat16 autocast" if args.device == "cuda" else "float32",
+            "batch": args.batch,
+            "compiled": args.compile,
+            "graphs": args.graphs,
+        }
 
-    def note(self, **record: Any) -> None:
+    def note(self, record: dict[str, Any]) -> None:
         self.records.append(record)
-        emit(record)
+        print(json.dumps(finite(record)), flush=True)
+        if self.out is not None:
+            write_json(self.out, finite(self.all()))
 
-    def fits(self, what: str) -> bool:
-        """Whether there is time to begin `what`; noted where there is not."""
-        if time.monotonic() < self.end:
-            return True
-        self.left_out.append(what)
-        return False
-
-    def times(self, part: str, models: Sequence[str], batch: int) -> dict[str, float]:
-        """Milliseconds of each model for a batch: `part` is inference or training."""
-        return (self._on_cuda if self.device == "cuda" else self._on_cpu)(part, models, batch)
-
-    def _on_cpu(self, part: str, models: Sequence[str], batch: int) -> dict[str, float]:
-        """All models take turns, by process time, because other work on the machine must not count."""
-        x = images(batch, 224, "cpu")
-        calls = {}
-        for name in models:
-            model = build(name, "cpu")
-            compile_model(model, self.compile)
-            calls[name] = CALLS[part](model, x)
-        found = interleaved(calls, self.rounds)
-        for name, times in found.items():
-            self.note(part=part, model=name, batch=batch, images_per_second=1e3 * batch / times["cpu_ms"], **times)
-        return {name: times["cpu_ms"] for name, times in found.items()}
-
-    def _on_cuda(self, part: str, models: Sequence[str], batch: int) -> dict[str, float]:
-        found = {}
-        for name in models:
-            if not self.fits(f"{part} {name}"):
-                continue
-            try:
-                found[name] = self._one_on_cuda(part, name, batch)
-            except Exception as error:
-                self.note(part=part, model=name, error=first_line(error))
-            torch.compiler.reset()
-            torch.cuda.empty_cache()
-        return found
-
-    def _one_on_cuda(self, part: str, name: str, batch: int) -> float:
-        started = time.monotonic()
-        model, x = build(name, "cuda"), images(batch, 224, "cuda")
-        compile_model(model, self.compile)
-        call = CALLS[part](model, x)
-        call()
-        torch.cuda.synchronize()
-        first = time.monotonic() - started
-        torch.cuda.reset_peak_memory_stats()
-        milliseconds = cuda_ms(call, self.rounds)
-        self.note(
-            part=part,
-            model=name,
-            batch=batch,
-            images_per_second=1e3 * batch / milliseconds,
-            milliseconds=milliseconds,
-            peak_gib=torch.cuda.max_memory_allocated() / 2**30,
-            parameters=sum(p.numel() for p in model.parameters()),
-            seconds_to_first_call=first,
-        )
-        return milliseconds
-
-    def himapper(self) -> dict[str, float]:
-        """What the mapper adds to each backbone, as a part of the backbone's own."""
-        both = [name for mapped, plain in MAPPED.items() for name in (plain, mapped)]
-        added: dict[str, float] = {}
-        for mapped, plain in MAPPED.items():
-            ours, theirs = (sum(p.numel() for p in build(name, "meta").parameters()) for name in (mapped, plain))
-            added[f"{mapped}: parameters"] = ours / theirs - 1
+    def all(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
         for part in CALLS:
-            times = self.times(part, both, min(self.batch, MAPPED_BATCH))
-            for mapped, plain in MAPPED.items():
-                if mapped in times and plain in times:
-                    added[f"{mapped}: {part} time"] = times[mapped] / times[plain] - 1
-            emit({"part": "himapper", "added": added})
-        return added
+            times = {
+                (record["model"], record["batch"]): record["milliseconds"]
+                for record in self.records
+                if record.get("part") == part and "milliseconds" in record
+            }
+            found[part] = ratios({name: value for (name, batch), value in times.items() if batch == self.batch})
+            mapped = added({name: value for (name, batch), value in times.items() if batch == MAPPED_BATCH}, part)
+            if mapped:
+                found["himapper"] = found.get("himapper", added_parameters()) | mapped
+        return self.about | found | {"records": self.records}
 
-    def growth(self) -> dict[str, float]:
-        """Time per pixel at each size over that at the first, eager inference."""
-        model = build(GROWTH_MODEL, self.device)
-        largest = (GROWTH_SIZES[-1] // GROWTH_SIZES[0]) ** 2
-        most = largest * max(1, self.batch // largest)
-        calls, pixels = {}, {}
-        for size in GROWTH_SIZES:
-            count = max(1, round(most * (GROWTH_SIZES[0] / size) ** 2))
-            calls[str(size)] = inference_call(model, images(count, size, self.device))
-            pixels[str(size)] = count * size * size
-        if self.device == "cuda":
-            spent = {size: cuda_ms(call, self.rounds) for size, call in calls.items()}
+
+def on_cpu(args: argparse.Namespace, results: Results) -> None:
+    """All models take turns, by process time, because other work on the machine must not count."""
+    torch.set_num_threads(1)
+    both = [name for mapped, plain in MAPPED.items() for name in (plain, mapped)]
+    for part in args.only:
+        if part == "growth":
+            model = build(GROWTH_MODEL, "cpu")
+            calls, pixels = growth_calls(model, args.batch, "cpu")
+            spent = {size: each["cpu_ms"] for size, each in interleaved(calls, max(1, args.rounds // 2)).items()}
+            relative = relative_times(spent, pixels)
+            results.note({"part": part, "model": GROWTH_MODEL, "time_per_pixel_relative": relative})
+        elif part == "himapper":
+            for kind in CALLS:
+                _take_turns(results, kind, both, min(args.batch, MAPPED_BATCH), args)
         else:
-            spent = {size: times["cpu_ms"] for size, times in interleaved(calls, max(1, self.rounds // 2)).items()}
-        per_pixel = {size: spent[size] / pixels[size] for size in calls}
-        relative = {size: value / per_pixel[str(GROWTH_SIZES[0])] for size, value in per_pixel.items()}
-        self.note(part="growth", model=GROWTH_MODEL, milliseconds=spent, time_per_pixel_relative=relative)
-        return relative
+            _take_turns(results, part, args.models, args.batch, args)
+
+
+def _take_turns(results: Results, part: str, models: Sequence[str], batch: int, args: argparse.Namespace) -> None:
+    x = images(batch, 224, "cpu")
+    calls: dict[str, Callable[[], object]] = {}
+    for name in models:
+        model = build(name, "cpu")
+        compile_model(model, args.compile)
+        calls[name] = CALLS[part](model, x)
+    for name, times in interleaved(calls, args.rounds).items():
+        rate = 1e3 * batch / times["cpu_ms"]
+        results.note(
+            {"part": part, "model": name, "batch": batch, "images_per_second": rate, "milliseconds": times["cpu_ms"]}
+        )
+
+
+def jobs(args: argparse.Namespace) -> list[Job]:
+    """One process for every model, and one for the growth with the size."""
+    parts = [part for part in args.only if part in CALLS]
+    found = [Job(name, args.batch, tuple(parts)) for name in args.models if parts]
+    if "himapper" in args.only:
+        found += [Job(name, MAPPED_BATCH, tuple(CALLS)) for both in MAPPED.items() for name in both]
+    return found + [Job(GROWTH_MODEL, args.batch, ("growth",))] * ("growth" in args.only)
 
 
 def main() -> None:
@@ -235,38 +163,23 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=None, help="images (default: 8 on a CPU, 256 on a GPU)")
     parser.add_argument("--rounds", type=int, default=None, help="timed calls of each (default: 5 on a CPU, 20)")
     parser.add_argument("--compile", choices=("no", "blocks", "whole"), default=None, help="default: blocks on a GPU")
-    parser.add_argument("--seconds", type=float, default=None, help="begin nothing new after this long (GPU: 480)")
+    parser.add_argument("--graphs", action="store_true", help="replay calls as CUDA graphs (GPU)")
+    parser.add_argument("--compile-seconds", type=float, default=240.0, help="time the models anyway after this (GPU)")
+    parser.add_argument("--seconds", type=float, default=480.0, help="stop what still runs after this long (GPU)")
+    parser.add_argument("--out", type=Path, help="keep the result in this file")
     args = parser.parse_args()
     cuda = args.device == "cuda"
     args.models = args.models or (["swin_tiny", *OURS[1:], "swin_small"] if cuda else ["swin_tiny", *OURS])
+    args.only = args.only or (list(PARTS) if cuda else ["inference"])
     args.batch = args.batch or (256 if cuda else 8)
     args.rounds = args.rounds or (20 if cuda else 5)
     args.compile = args.compile or ("blocks" if cuda else "no")
-    args.seconds = args.seconds or (480.0 if cuda else float("inf"))
-    torch._dynamo.config.recompile_limit = 32  # a block has one version for each stage and kind
+    results = Results(args)
     if cuda:
-        torch.backends.cudnn.benchmark = True
+        run_jobs(jobs(args), args, results.note)
     else:
-        torch.set_num_threads(1)
-    runner = Runner(args)
-    result: dict[str, Any] = {
-        "device": torch.cuda.get_device_name() if cuda else "cpu, one thread",
-        "torch": torch.__version__,
-        "timm": timm.__version__,
-        "precision": "bfloat16 autocast" if cuda else "float32",
-        "batch": args.batch,
-        "compiled": args.compile,
-    }
-    for part in args.only or (PARTS if cuda else ("inference",)):
-        if part == "growth":
-            if runner.fits(part):
-                result[part] = runner.growth()
-        elif part == "himapper":
-            result[part] = runner.himapper()
-        else:
-            result[part] = ratios(runner.times(part, args.models, args.batch))
-            emit({"part": part, "ratios": result[part]})
-    emit(result | {"records": runner.records, "left_out": runner.left_out})
+        on_cpu(args, results)
+    print(json.dumps(finite(results.all())))
 
 
 if __name__ == "__main__":

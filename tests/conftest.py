@@ -25,3 +25,11 @@ def shared_data() -> Path:
     if not SHARED.is_dir():
         pytest.skip("the larger real data (../shared/data) is not on this machine")
     return SHARED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many bad inputs tests/fuzz gave to the package and saw refused, also where workers ran them."""
+    passed = terminalreporter.stats.get("passed", [])
+    count = sum(value for report in passed for name, value in report.user_properties if name == "bad inputs refused")
+    if count:
+        terminalreporter.write_line(f"fuzz: {count} bad inputs refused")

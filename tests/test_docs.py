@@ -1,30 +1,38 @@
-"""The documents: links lead somewhere, named tests exist, and commands are commands of this package."""
+"""The documents: links lead somewhere, named tests exist, commands are known, and nothing is left out."""
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
+import importlib
+import importlib.util
 import itertools
 import re
 import shlex
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from leafward.commands import COMMANDS, bench
 from leafward.commands.train import load_recipe
-from leafward.recipes import EVALUATIONS, PREPARATIONS, RECIPES
+from leafward.recipes import EVALUATIONS, EXPLANATIONS, PREPARATIONS, RECIPES
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```.*?\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 INLINE = re.compile(r"`([^`]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+DOCUMENTED = re.compile(r"^::: ([\w.]+)$", flags=re.MULTILINE)
 NAMED_TEST = re.compile(r"tests/[\w/]+\.py(?:::\w+)?")
+#: what only the command line uses: its help is its reference
+BEHIND_COMMANDS = {"commands", "explorer", "recipes"}
 FAMILIES = {"train": RECIPES, "data": PREPARATIONS}
 
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 def anchors(page: Path) -> set[str]:
@@ -83,6 +91,40 @@ def unknown(words: list[str]) -> str | None:
     return None
 
 
+def flags(cls: type, prefix: str = "") -> set[str]:
+    """The flags that tyro makes of a dataclass, nested ones with a dot, switches also with `no-`."""
+    found = set()
+    for field, kind in typing.get_type_hints(cls).items():
+        name = prefix + field.replace("_", "-")
+        found |= {name, f"{prefix}no-{field.replace('_', '-')}"} if kind is bool else {name}
+        if dataclasses.is_dataclass(kind):
+            found |= flags(typing.cast(type, kind), f"{name}.")
+    return found
+
+
+@functools.cache
+def known_flags(command: str, chosen: str) -> frozenset[str]:
+    """All flags of a command; of those that are families, of the module that was chosen, or of any of them."""
+    table = {"train": RECIPES, "evaluate": EVALUATIONS, "explain": EXPLANATIONS, "data": PREPARATIONS}.get(command)
+    if table is None:
+        return frozenset(flags(importlib.import_module(f"leafward.commands.{command}").Args))
+    modules = [importlib.import_module(table[name]) for name in ([chosen] if chosen in table else table)]
+    shared = {"train": {"preset", "config", "out", "resume", "overwrite"}, "evaluate": {"task"}, "explain": {"system"}}
+    own = [flags(module.Config if command == "train" else module.Args) for module in modules]
+    return frozenset(shared.get(command, set()).union(*own))
+
+
+def unknown_options(words: list[str]) -> list[str]:
+    """Options of a command that it does not have; those of benchmarks belong to their own files."""
+    command = words[0]
+    if command not in COMMANDS or command in ("bench", "completion"):
+        return []
+    chosen = value_of(words, "--task") if command == "evaluate" else next(iter(words[1:]), None)
+    given = [word.partition("=")[0].removeprefix("--") for word in words if re.match(r"--[a-z]", word)]
+    known = known_flags(command, chosen or "") | {"json", "debug", "help"}
+    return [name for name in given if name.rstrip(".") not in known]
+
+
 @functools.cache
 def functions(path: Path) -> set[str]:
     return {node.name for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.FunctionDef)}
@@ -108,6 +150,28 @@ def test_a_broken_link_is_found() -> None:
 def test_commands_are_known(page: Path) -> None:
     wrong = {" ".join(words): unknown(words) for words in commands(page.read_text(encoding="utf-8"))}
     assert not {command: word for command, word in wrong.items() if word is not None}
+
+
+@every_page
+def test_options_are_known(page: Path) -> None:
+    found = {" ".join(words): unknown_options(words) for words in commands(page.read_text(encoding="utf-8"))}
+    assert not {command: options for command, options in found.items() if options}
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        ("leafward train helm --data x --loop.steps 5 --twin", []),
+        ("leafward train helm --data x --loop.step 5 --twins", ["loop.step", "twins"]),
+        ("leafward evaluate RUN --task search --like x --kk 3", ["kk"]),
+        ("leafward evaluate RUN --like x", []),  # a flag of one of the tasks
+        ("leafward data chains --taxonomie t.csv", ["taxonomie"]),
+        ("leafward train hcformer --no-check --augment.mixup 0.2", []),
+        ("leafward audit X --json --fold-norm --qual", ["qual"]),
+    ],
+)
+def test_an_unknown_option_is_found(line: str, options: list[str]) -> None:
+    assert [unknown_options(words) for words in commands(f"```\n{line}\n```\n")] == [options]
 
 
 @pytest.mark.parametrize(
@@ -136,6 +200,31 @@ def test_named_tests_exist(page: Path) -> None:
         if not (ROOT / path).is_file() or (name and name not in functions(ROOT / path)):
             missing.append(named)
     assert not missing
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    def pages(entry: str | list | dict) -> Iterator[str]:
+        if isinstance(entry, str):
+            yield entry
+        else:
+            for part in entry.values() if isinstance(entry, dict) else entry:
+                yield from pages(part)
+
+    listed = list(pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
+    assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md"))
+
+
+def test_every_public_package_is_in_the_api_reference() -> None:
+    """Each package, and each module of `tasks`, which exports nothing itself; what is documented is there."""
+    source = ROOT / "src" / "leafward"
+    packages = {folder.parent.name for folder in source.glob("*/__init__.py")} - BEHIND_COMMANDS
+    names = {f"leafward.{package}" for package in packages}
+    names |= {f"leafward.tasks.{path.stem}" for path in (source / "tasks").iterdir() if not path.name.startswith("_")}
+    documented = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "api").glob("*.md"))
+    assert len(packages) >= 10
+    assert not names - set(DOCUMENTED.findall(documented))
+    for name in DOCUMENTED.findall(documented):
+        assert importlib.util.find_spec(name) is not None, name
 
 
 def test_there_is_something_to_check() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
-from scipy.stats import ttest_1samp
+from scipy.stats import spearmanr, ttest_1samp
 
-from leafward.intervals import mean_interval, share_interval
+from leafward.intervals import mean_interval, rank_correlation_interval, share_interval
 
 Z = 1.959963984540054
 
@@ -29,3 +30,20 @@ def test_mean_interval_is_students():
     assert mean == pytest.approx(sum(values) / 4)
     assert interval == pytest.approx((expected.low, expected.high))
     assert mean_interval([1.0]) == (1.0, None)
+
+
+def test_rank_correlation_interval_covers():
+    """Of 400 samples of 60 pairs, 95 % intervals hold the true ρ_s = 6/π asin(r/2) about as often as they say."""
+    rng, r = np.random.default_rng(0), 0.5
+    true = 6 / math.pi * math.asin(r / 2)
+    covered = 0
+    for _ in range(400):
+        x = rng.normal(size=60)
+        found = float(spearmanr(x, r * x + math.sqrt(1 - r**2) * rng.normal(size=60))[0])  # pyright: ignore[reportArgumentType]
+        interval = rank_correlation_interval(found, 60)
+        assert interval is not None
+        assert interval[0] < found < interval[1]
+        covered += interval[0] < true < interval[1]
+    assert 0.91 <= covered / 400 <= 0.985
+    assert rank_correlation_interval(0.5, 3) is None
+    assert rank_correlation_interval(1.0, 60) is None

@@ -9,6 +9,15 @@ from types import ModuleType
 
 MOST_NAMES = 12  # of a list in an error
 
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "lm": ("transformers", "tokenizers", "datasets", "pyarrow", "peft", "accelerate", "lm_eval"),
+    "vision": ("timm", "torchvision", "PIL", "open_clip", "segmentation_models_pytorch", "pycocotools", "pyarrow"),
+    "search": ("faiss",),
+    "serve": ("fastapi", "uvicorn"),
+    "cluster": ("ray",),
+}
+"""Extra of the installation -> the packages that it brings, as they are imported."""
+
 
 class LeafwardError(Exception):
     """Something a user can mend. The command line prints it without a traceback and exits with 1."""
@@ -43,7 +52,18 @@ def require(module: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise LeafwardError(
-            f"this needs the package {module.partition('.')[0]!r}, which could not be imported ({error}); "
-            f"install it with: pip install 'leafward[{extra}]'"
-        ) from error
+        raise LeafwardError(_wanted(module, extra, error)) from error
+
+
+def missing_extra(error: ImportError) -> str | None:
+    """What to tell about an import that failed: which extra brings the package. None where none does."""
+    package = (error.name or "").partition(".")[0]
+    extra = next((extra for extra, packages in EXTRAS.items() if package in packages), None)
+    return None if extra is None else _wanted(package, extra, error)
+
+
+def _wanted(module: str, extra: str, error: ImportError) -> str:
+    return (
+        f"this needs the package {module.partition('.')[0]!r}, which could not be imported ({error}); "
+        f"install it with: pip install 'leafward[{extra}]'"
+    )

@@ -1,4 +1,4 @@
-"""95 % intervals that several systems report: of a mean over seeds or items, and of a share."""
+"""95 % intervals that several systems report: of a mean over seeds or items, of a share, of a rank correlation."""
 
 from __future__ import annotations
 
@@ -32,3 +32,13 @@ def share_interval(count: int, total: int) -> Interval:
 
     found = binomtest(count, total).proportion_ci(0.95, method="wilson")
     return float(found.low), float(found.high)
+
+
+def rank_correlation_interval(rho: float, count: int) -> Interval | None:
+    """Of Spearman's ρ over `count` pairs, by Fisher's transform with Bonett and Wright's variance; none below four."""
+    import math
+
+    if count < 4 or not abs(rho) < 1.0:
+        return None
+    reach = 1.959963984540054 * math.sqrt((1.0 + rho**2 / 2.0) / (count - 3))
+    return math.tanh(math.atanh(rho) - reach), math.tanh(math.atanh(rho) + reach)

@@ -105,8 +105,8 @@ def test_features_of_class_folders_train_and_transfer(tmp_path: Path, capsys: py
         "coop + LatHAdapter",
         "coop + Euclidean twin",
     }
-    assert main(["evaluate", str(run)]) == 2
-    assert "--features is missing" in capsys.readouterr().err
+    assert main(["evaluate", str(run), "--protocol", "domain"]) == 2
+    assert "--protocol domain needs --features" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_usual_split_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

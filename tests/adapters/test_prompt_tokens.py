@@ -76,8 +76,10 @@ def test_only_the_prompts_are_trained() -> None:
     made = prompts(depth=2, sides="coupled")
     (made.text(classes()).sum() + made.image(pixels()).square().sum()).backward()
     for name, parameter in made.named_parameters():
-        assert parameter.requires_grad == (not name.startswith("model.")), name
-        assert (parameter.grad is not None) == parameter.requires_grad, name
+        assert parameter.requires_grad, name
+        assert parameter.grad is not None, name
+    assert not any(p.requires_grad or p.grad is not None for p in made.model.parameters())
+    assert set(made.state_dict()) == {name for name, _ in made.named_parameters()}  # without the model
     assert all(parameter.grad.abs().max() > 0 for parameter in made.coupling.parameters())
 
 
@@ -88,6 +90,20 @@ def test_a_deep_copy_has_prompts_of_its_own() -> None:
         twin.text_tokens.mul_(-2.0)
     torch.testing.assert_close(made.text(classes()), made.frozen_text(classes()))
     assert (twin.text(classes()) - made.text(classes())).abs().max() > 1e-3
+
+
+def test_prompts_share_a_model_and_leave_no_trace_on_it() -> None:
+    made = prompts(2, "both")
+    other = TokenPrompts(made.model, classes(), TOKENS)
+    with torch.no_grad():
+        other.text_tokens.mul_(-2.0)
+    before = made.text(classes())
+    assert (other.text(classes()) - before).abs().max() > 1e-3
+    assert torch.equal(made.text(classes()), before)
+    layers = [*made.model.text_model.encoder.layers, *made.model.vision_model.encoder.layers]
+    assert not any(layer._forward_pre_hooks for layer in layers)
+    made.double()
+    assert made.model.dtype == torch.float64  # it goes along
 
 
 def make(name: str) -> Host:

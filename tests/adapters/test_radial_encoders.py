@@ -11,6 +11,7 @@ from PIL import Image
 from radial_toys import KINDS, make
 from transformers import CLIPTextModel
 
+from leafward.adapters import BlockScaleConfig, adapters, attach, save_pretrained
 from leafward.adapters.encoders import load_encoder, make_trainable, merge_adapters
 from leafward.adapters.radial import RadialModel
 from leafward.adapters.radial_config import RadialConfig
@@ -173,3 +174,20 @@ def test_roots_by_text_and_learned(folders):
     torch.testing.assert_close(learned.roots(), encoder.encode_text([""]))
     learned.learned_roots()[0, 0].backward()
     assert learned.free_roots.grad.abs().sum() > 0
+
+
+def test_an_adapter_is_a_model_where_it_names_its_base(folders, tmp_path):
+    model = load_encoder(folders["clip"])
+    attach(model.model, BlockScaleConfig(block_size=8), base_model=str(folders["clip"]))
+    with torch.no_grad():
+        for parameter in adapters(model.model)["default"].parameters():
+            parameter.normal_(std=0.3)
+    save_pretrained(model.model, tmp_path / "adapter")
+    again = load_encoder(tmp_path / "adapter")
+    assert torch.equal(again.encode_text(TEXTS), model.encode_text(TEXTS))
+    config = tmp_path / "adapter" / "adapter_config.json"
+    record = json.loads(config.read_text())
+    record["base_model"]["name"] = ""
+    config.write_text(json.dumps(record))
+    with pytest.raises(DataError, match="does not name the base model of the adapter"):
+        load_encoder(tmp_path / "adapter")

@@ -130,3 +130,13 @@ def test_ema_is_the_weighted_sum_and_swaps_without_a_trace() -> None:
         torch.testing.assert_close(model.weight.detach(), expected)
     assert torch.equal(model.weight, before)
     torch.testing.assert_close(ema.average["weight"], expected)
+
+
+def test_a_module_may_have_a_part_of_the_learning_rate() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    model[1].lr_ratio = 0.5  # pyright: ignore[reportArgumentType]
+    model[1][1].lr_ratio = 0.2  # pyright: ignore[reportIndexIssue]
+    groups = parameter_groups(model, 0.1)
+    assert [group.get("lr_ratio", 1.0) for group in groups] == [1.0, 1.0, 0.5, 0.5, 0.1, 0.1]
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.0] * 3
+    assert sum(len(group["params"]) for group in groups) == 6

@@ -176,7 +176,7 @@ def bad_files(folder: Path) -> dict[str, tuple[Path, dict]]:
         "cannot read .*absent.csv": (folder / "absent.csv", {}),
         r"broken.npy: cannot be read as .npy": (folder / "broken.npy", {}),
         r"pickle.npy: cannot be read as .npy": (folder / "pickle.npy", {}),
-        r"latin.csv: not a CSV file": (folder / "latin.csv", {}),
+        r"latin.csv: not UTF-8 text": (folder / "latin.csv", {}),
         r"p.txt: expected a file that ends in .csv": (folder / "p.txt", {}),
         r"--classes belongs to an array file.*x.csv": (folder / "x.csv", {"classes": folder / "wrong.txt"}),
         r"untrue.csv: has no column 'true'.*did you mean 'truth'": (

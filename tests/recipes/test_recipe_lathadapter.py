@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
+from safetensors.torch import load_file
 
+from leafward.adapters import load_encoder
+from leafward.cli import main
 from leafward.errors import DataError, UsageError
 from leafward.recipes import _lathadapter_training as training
 from leafward.recipes import lathadapter
+from leafward.recipes._lathadapter_images import image_set
 from leafward.recipes.lathadapter import Config
 from leafward.report import read_run
 from leafward.tasks.fewshot import FeatureSet, episodes, read_features, seeded_split, write_features
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "adapters"))
+from radial_toys import make
 
 CLASSES, WIDTH = 8, 16
 
@@ -64,6 +74,7 @@ def test_base_to_new_scores_every_method(finished: tuple[Path, dict[str, Any]]) 
         assert 0 <= row["accuracy"] <= 100
         if row["test"] != "harmonic mean":
             assert row["hierarchy"]["lca_height"] >= 0
+            assert 0 <= row["hierarchy"]["decided_f1"] <= 1
     # Trained methods know the base classes better than zero-shot; the baseline without training is exact.
     assert cells["coop", "base"]["accuracy"] > cells["zero-shot", "base"]["accuracy"]
     assert cells["zero-shot", "new"]["interval"][0] == cells["zero-shot", "new"]["accuracy"]  # no seed changes it
@@ -228,3 +239,93 @@ def test_a_target_without_the_teachers_features_is_refused(tmp_path: Path) -> No
     )
     with pytest.raises(DataError, match="needs teacher_text_features"):
         lathadapter.run(config, tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny CLIP and noisy squares of one colour for each of four classes."""
+    root = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(0)
+    colours = {"dog": (230, 40, 40), "car": (40, 230, 40), "pizza": (40, 40, 230), "grass": (200, 200, 40)}
+    for name, colour in colours.items():
+        (root / "images" / name).mkdir(parents=True)
+        for number in range(8):
+            pixels = np.clip(np.array(colour) + rng.normal(0, 40, (16, 16, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(root / "images" / name / f"{number}.png")
+    make("clip", root)
+    return root
+
+
+def test_every_host_learns_tokens_inside_a_model_from_images(pictures: Path, tmp_path: Path) -> None:
+    config = Config(
+        images=pictures / "images",
+        model=str(pictures / "clip"),
+        template="a photo of {}",
+        tokens=2,
+        hosts=("coop", "maple", "promptsrc", "promptkd"),
+        protocol="few-shot",
+        shots=(4,),
+        seeds=1,
+        attributes=(4,),
+        twin=False,
+        max_steps=3,
+        batch=8,
+    )
+    result = lathadapter.run(config, tmp_path / "run")
+    hosts = ("coop", "maple", "promptsrc", "promptkd")
+    expected = {*config.baselines, *hosts, *(f"{host} + LatHAdapter" for host in hosts)}
+    assert {row["method"] for row in result["scores"]} == expected
+    # Zero-shot is that of the model itself.
+    encoder = load_encoder(pictures / "clip")
+    data = image_set(pictures / "images", encoder, config.template)  # pyright: ignore[reportArgumentType]
+    rows = data.part(2)
+    files = [data.images.files[row] for row in rows.tolist()]  # pyright: ignore[reportAttributeAccessIssue]
+    texts = encoder.encode_text([config.template.format(name) for name in data.class_names])
+    right = (encoder.encode_image(files) @ texts.mT).argmax(dim=1) == data.labels[rows]
+    zero_shot = next(row for row in result["scores"] if row["method"] == "zero-shot")
+    assert zero_shot["accuracy"] == pytest.approx(100 * float(right.double().mean()))
+    # A cell holds the prompts and not the model.
+    saved = load_file(tmp_path / "run/checkpoints/cells/coop-4-shots-seed-0/model/model.safetensors")
+    assert list(saved) == ["encoder.text_tokens"]
+
+
+def test_images_of_another_set_and_what_is_refused(pictures: Path, tmp_path: Path) -> None:
+    given = {"images": pictures / "images", "model": str(pictures / "clip"), "tokens": 2, "hosts": ("maple",)}
+    config = Config(
+        **given,
+        protocol="cross-dataset",
+        targets=(pictures / "images",),
+        baselines=("tip-adapter",),
+        shots=(2,),
+        seeds=1,
+        max_steps=1,
+        attributes=(4,),
+        twin=False,
+    )
+    result = lathadapter.run(config, tmp_path / "run")
+    assert {row["test"] for row in result["scores"]} == {"images"}
+    assert main(["evaluate", str(tmp_path / "run"), "--features", "x.npz"]) == 2
+    with pytest.raises(UsageError, match="model is missing"):
+        lathadapter.run(replace(config, model=None), tmp_path / "other")
+    with pytest.raises(UsageError, match="features and images exclude each other"):
+        lathadapter.run(replace(config, features=tmp_path / "x.npz"), tmp_path / "other")
+    make("siglip", tmp_path)
+    with pytest.raises(UsageError, match="need a Hugging Face CLIP model, not 'siglip'"):
+        lathadapter.run(replace(config, model=str(tmp_path / "siglip")), tmp_path / "other")
+
+
+def test_a_run_is_scored_again_by_its_own_protocol(
+    finished: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, result = finished
+    assert main(["evaluate", str(out), "--protocol", "base-to-new", "--json"]) == 0
+    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert again["protocol"] == "base-to-new"
+    assert [row["accuracy"] for row in again["scores"]] == [row["accuracy"] for row in result["scores"]]
+    for words, message in [
+        (["--protocol", "few-shot"], "needs a run with --protocol few-shot"),
+        (["--protocol", "domain"], "--protocol domain needs --features"),
+        (["--protocol", "base-to-new", "--features", "x.npz"], "leave --features out"),
+    ]:
+        assert main(["evaluate", str(out), *words]) == 2
+        assert message in " ".join(capsys.readouterr().err.split())

@@ -164,6 +164,7 @@ def test_the_twin_learns_in_the_other_geometry_from_the_same_start(base, tmp_pat
     assert result["twin"] == pytest.approx(twin["after"])
     assert result["parameters"] == twin["parameters"]
     assert [number["twin"] for number in result["headline"]] == [number["value"] for number in twin["headline"]]
+    assert {number["twin_name"] for number in result["headline"]} == {"hyperbolic twin"}
     plain = run(dataclasses.replace(config, twin=False), tmp_path / "plain")
     assert plain["after"] == result["after"]
     other = dataclasses.replace(config, twin=False, objective=RadialConfig(geometry="lorentz"))
@@ -305,4 +306,6 @@ def test_features_give_the_scores_of_their_model(base, tmp_path):
     by_model = [str(base / "sentence"), "--second", str(base / "others.jsonl"), "--out", str(tmp_path / "2.json")]
     assert main([*common, *by_model]) == 0
     one, two = (json.loads((tmp_path / name).read_text()) for name in ("1.json", "2.json"))
+    numbers = [[number["value"] for number in found.pop("headline")] for found in (one, two)]
+    assert numbers[0] == pytest.approx(numbers[1])
     assert one == pytest.approx(two)

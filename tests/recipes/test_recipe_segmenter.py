@@ -5,16 +5,23 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from leafward.adapters import adapters, from_pretrained, load_encoder
 from leafward.cli import main
+from leafward.engine import parameter_groups
 from leafward.errors import DataError, UsageError
-from leafward.recipes import segmenter
-from leafward.recipes.explain_segmenter import overlay, palette
+from leafward.recipes import _segmenter, segmenter
+from leafward.recipes._segmenter_drawing import overlay, palette
 from leafward.recipes.segmenter import Config
+from leafward.tasks.open_vocabulary import OpenVocabularyTask, measure
+from leafward.tasks.segmentation import load_scenes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "adapters"))
 from radial_toys import make
@@ -113,3 +120,77 @@ def test_refusals(folder: Path, tmp_path: Path) -> None:
     ]:
         with pytest.raises(UsageError, match=message):
             Config(**options)
+
+
+@pytest.mark.parametrize("method", ["attention", "full", "frozen"])
+def test_methods_without_an_adapter_are_kept_and_opened(folder: Path, tmp_path: Path, method: str) -> None:
+    config = _short(folder, method)
+    result = segmenter.run(config, tmp_path / "run")
+    assert (tmp_path / "run" / "model").is_dir() == (method != "frozen")
+    assert not (tmp_path / "run" / "adapter").exists()
+    _, model = _segmenter.open_run(tmp_path / "run")
+    scenes = load_scenes(folder / "scenes", 255)
+    assert measure(model, scenes, 32)["miou"] == pytest.approx(result["metrics"]["miou"], abs=1e-6)
+    base = load_encoder(folder / "clip").model
+    moved = {
+        name for name, weight in model.encoder.model.named_parameters() if not weight.equal(base.get_parameter(name))
+    }
+    if method == "attention":
+        assert moved
+        assert all(name.split(".")[-2] in ("q_proj", "k_proj", "v_proj") for name in moved)
+    else:
+        assert bool(moved) == (method == "full")
+
+
+def test_clip_learns_at_its_own_rate(folder: Path) -> None:
+    """The authors' CLIP has 0.075 of the decoder's learning rate."""
+    model = _segmenter.build(_short(folder, "lora"))
+    groups = parameter_groups(model, 0.1)
+    adapter = {id(parameter) for parameter in model.encoder.parameters() if parameter.requires_grad}
+    for group in groups:
+        inside = {id(parameter) in adapter for parameter in group["params"]}
+        assert inside == {group.get("lr_ratio", 1.0) == 0.075}
+    assert {group.get("lr_ratio") for group in groups} == {None, 0.075}
+
+
+def test_a_stopped_run_with_two_rates_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(_short(folder, "block-scale"), steps=8)
+    whole = segmenter.run(config, tmp_path / "whole")
+    loss = OpenVocabularyTask.loss
+    calls = []
+
+    def stop(task, model, batch):
+        calls.append(1)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return loss(task, model, batch)
+
+    monkeypatch.setattr(OpenVocabularyTask, "loss", stop)
+    with pytest.raises(KeyboardInterrupt):
+        segmenter.run(config, tmp_path / "parts")
+    monkeypatch.setattr(OpenVocabularyTask, "loss", loss)
+    assert segmenter.run(config, tmp_path / "parts", resume=True)["metrics"] == whole["metrics"]
+
+
+def test_a_run_is_a_model_for_other_commands(run: Path) -> None:
+    """Of a run that holds an adapter alone the base model is found."""
+    encoder = load_encoder(run)
+    assert adapters(encoder.model)
+    plain = load_encoder(run.parent / "clip")
+    text = encoder.encode_text(["dog", "car"])
+    assert not torch.allclose(text, plain.encode_text(["dog", "car"]))
+    from_pretrained(plain.model, run / "adapter")
+    assert torch.equal(text, plain.encode_text(["dog", "car"]))
+
+
+def _short(folder: Path, method: Any) -> Config:
+    return Config(
+        data=folder / "scenes",
+        model=str(folder / "clip"),
+        method=method,
+        block_size=8,
+        size=32,
+        channels=16,
+        window=2,
+        steps=2,
+    )

@@ -21,10 +21,10 @@ from leafward.errors import DataError, UsageError
 from leafward.geometry import Lorentz
 from leafward.hierarchy import Taxonomy
 from leafward.hierarchy.embedding import TaxonomyEmbedding
+from leafward.recipes import _taxonomy_report, data_index, evaluate_search, taxonomy
 from leafward.recipes import _taxonomy_training as training
-from leafward.recipes import data_index, evaluate_search, taxonomy
 from leafward.recipes.taxonomy import Config
-from leafward.report import read_run
+from leafward.report import new_figure, read_run
 
 NODES = 31
 
@@ -89,12 +89,34 @@ def test_the_run_directory_holds_embeddings_and_a_page(finished):
     page = (out / "report.html").read_text()
     assert page.count("<svg") == 3
     assert "euclidean" in page
-    assert "n30" not in page.partition("</svg>")[0]  # only the general nodes are named in the picture
+    assert ">n0</text>" in page.partition("</svg>")[0]  # the most general nodes are named in the picture
     for name in ("lorentz-seed1", "euclidean-seed0", "euclidean-seed1"):
         assert (out / "members" / name / "embeddings.safetensors").is_file()
     assert from_dict(Config, to_dict(config)) == config
     with pytest.raises(UsageError, match="finished"):
         taxonomy.run(config, out)
+
+
+def test_the_lines_of_the_disk_are_geodesics():
+    """A geodesic of the unit disk lies on a circle that meets the rim at right angles: |z|² + 1 = 2 ⟨a, z⟩."""
+    tax = Taxonomy.from_edges([("a", "r"), ("b", "r"), ("c", "a"), ("d", "a"), ("e", "b")])
+    tangent = torch.randn(len(tax), 4, generator=torch.Generator().manual_seed(0)) * 3
+    (axes,) = _taxonomy_report.disk(tax, tangent).axes
+    arcs = [np.asarray(segment) for segment in axes.collections[0].get_segments()]  # pyright: ignore[reportAttributeAccessIssue]
+    assert len(arcs) == 5
+    for z in arcs:
+        square = (z**2).sum(axis=1) + 1
+        centre, *_ = np.linalg.lstsq(2 * z, square, rcond=None)
+        assert 2 * z @ centre == pytest.approx(square, abs=1e-6)
+    names = [text.get_text() for text in axes.texts]
+    assert len(names) == len(set(names)) <= len(tax)
+    assert names[0] == "r"
+
+
+def test_a_name_that_would_cover_another_is_left_out():
+    _, axes = new_figure()
+    _taxonomy_report._label(axes, ["first", "second", "third"], np.array([[0.0, 0.0], [0.01, 0.0], [0.0, 0.5]]))
+    assert [text.get_text() for text in axes.texts] == ["first", "third"]
 
 
 def test_the_measured_numbers_are_those_of_the_saved_embedding(finished):

@@ -103,6 +103,32 @@ def test_a_run_keeps_its_colour_in_every_figure(tmp_path):
     assert 'stroke="#2a4fc4"' not in extra
 
 
+def test_runs_of_different_recipes_have_tables_of_their_own(two_runs, tmp_path):
+    other = make_run(
+        tmp_path / "tree",
+        config={"dim": 2},
+        env={"recipe": "taxonomy"},
+        result={"headline": [{"name": "mean rank", "value": 1.5}]},
+    )
+    out = tmp_path / "page.html"
+    compare([*two_runs, other], out)
+    tables = cells(out.read_text(encoding="utf-8"))
+    assert [row[3] for row in tables[0][1:]] == ["–", "–", "taxonomy"]
+    assert [row[0] for row in tables[1][1:]] == ["lorentz", "euclidean"]
+    assert tables[2] == [["run", "mean rank"], ["tree", "1.5"]]
+    assert "dim" not in [row[0] for row in tables[3]]  # the settings of the two, which the third does not share
+
+
+def test_a_run_of_members_shows_their_curves(tmp_path):
+    whole = make_run(tmp_path / "whole", result={"headline": []})
+    (whole / "metrics.jsonl").unlink()
+    for name, loss in (("lorentz-0", 1.0), ("euclidean-0", 2.0)):
+        make_run(whole / "members" / name, metrics=[{"step": 1, "loss": loss}])
+    run = read_run(whole)
+    assert run.series == {"loss, euclidean-0": {1: 2.0}, "loss, lorentz-0": {1: 1.0}}
+    assert run.notes == []
+
+
 def test_unfinished_and_torn(two_runs, tmp_path):
     cut = make_run(tmp_path / "cut", metrics=[{"step": 1, "loss": 2.0}, {"step": 2, "loss": float("nan")}])
     with open(cut / "metrics.jsonl", "ab") as file:
@@ -128,7 +154,7 @@ def test_a_bare_run_has_a_page(tmp_path):
         "Run bare",
         "no env.json",
         "no metrics.jsonl",
-        "No run has headline numbers yet",
+        "bare: no headline numbers yet",
         "No run has logged",
     ):
         assert phrase in html

@@ -170,3 +170,12 @@ def test_a_detector_trains_and_answers(tmp_path):
     assert all(p.grad is not None for p in model.backbone.body.parameters())
     values, _ = task.measure(model.eval())
     assert set(values) == {"box_ap", "box_ap50", "mask_ap", "mask_ap50"}
+
+
+def test_outlines_of_some_objects_only_are_refused_by_the_name_of_the_photo(tmp_path):
+    """They would otherwise be left out without a word, and a detector without masks trained."""
+    objects = load_objects(coco(tmp_path, lambda record: record["annotations"][2].pop("segmentation")))
+    with pytest.raises(DataError, match=r"1 of 4 objects have no outline.*the first in .*2\.png with the box \(7, 4,"):
+        Detection(objects)
+    none = load_objects(coco(tmp_path, lambda record: [each.pop("segmentation") for each in record["annotations"]]))
+    assert Detection(none).decoder == "faster-rcnn"

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from leafward.errors import DataError, UsageError
 from leafward.hierarchy import Taxonomy, metrics
-from leafward.tasks import breeds, zeroshot
+from leafward.tasks import breeds, fewshot, zeroshot
 from leafward.tasks.features import read_features
 from leafward.tasks.retrieval import recall_at_k
 
@@ -166,3 +166,23 @@ def test_features_from_files(tmp_path):
         read_features(tmp_path / "object.npz", ("image",))
     np.save(tmp_path / "pair.npy", np.ones((2, 5, 3)))
     assert read_features(tmp_path / "pair.npy", ("image", "text"))["text"].shape == (5, 3)
+
+
+@pytest.mark.parametrize("ending", ["npz", "safetensors"])
+def test_zero_shot_reads_the_files_of_data_features(tmp_path, ending):
+    images, texts, labels = 3.0 * units(30), 2.0 * units(4, seed=1), torch.arange(30) % 4
+    split = torch.arange(30) % 3
+    names = ("ant", "bee", "cat", "dog")
+    file = tmp_path / f"toy.{ending}"
+    fewshot.write_features(file, fewshot.FeatureSet("toy", images, labels, texts, names, split))
+    for part, number in (("train", 0), ("val", 1), ("test", 2), (None, 2)):
+        image, text, label, found = zeroshot.labelled_features(file, part)
+        assert found == list(names)
+        rows = split == number
+        scores = zeroshot.score(image, text, label)
+        expected = float(
+            ((images @ (texts / texts.norm(dim=1, keepdim=True)).mT).argmax(1) == labels)[rows].double().mean()
+        )
+        assert scores["top1"] == pytest.approx(expected)
+    with pytest.raises(UsageError, match="split of a feature file must be one of train, val, test, got 'dev'"):
+        zeroshot.labelled_features(file, "dev")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from scipy.stats import kendalltau
 
 from leafward.errors import UsageError
 from leafward.hierarchy import metrics
+from leafward.intervals import mean_interval
 from leafward.tasks.captions import Captions, read_captions
 from leafward.tasks.hierarcaps import Candidates, paths, score
 
@@ -128,16 +131,50 @@ def test_what_does_not_fit_is_refused():
         score(candidates, text, root, images, steps=1)
 
 
-def test_the_paths_that_the_authors_publish(shared_data):
-    """Their base and fine-tuned paths of all 1,000 test images, from the data of their web page (res.js)."""
-    file = shared_data / "hierarcaps" / "res.js"
-    if not file.is_file():
-        pytest.skip("the authors' published paths (web/scripts/res.js of their repository) are not on this machine")
-    found = json.loads(file.read_text(encoding="utf-8").partition("=")[2].strip().rstrip(";"))["test"]
-    chains = {
-        each.image.rpartition("/")[2]: each.texts for each in read_captions(file.parent / "hierarcaps_test.parquet")
+PUBLISHED = json.loads((Path(__file__).parents[1] / "data" / "hierarcaps_paths.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("encoder", ["base", "tuned"])
+def test_the_paths_that_the_authors_publish(encoder):
+    """Paths of 73 test images by the authors' frozen and fine-tuned encoder, as hashes of their texts.
+
+    Our scores equal set arithmetic image by image, and the means over all 1,000 images lie in the sample's intervals.
+    """
+    images = PUBLISHED["images"].values()
+    paths, truth = [image[encoder] for image in images], [image["truth"] for image in images]
+    right = [set(path) & set(chain) for path, chain in zip(paths, truth, strict=True)]
+    by_image = {
+        "precision": [len(found) / len(set(path)) for found, path in zip(right, paths, strict=True)],
+        "recall": [len(found) / 4 for found in right],
     }
-    base, tuned = (found[name] for name in found)
-    for predicted, expected in ((base, (0.033, 0.091)), (tuned, (0.043, 0.115))):
-        scores = metrics.path_precision_recall(list(predicted.values()), [[chains[key]] for key in predicted])
-        assert scores == pytest.approx(expected, abs=5e-4)
+    scores = metrics.path_precision_recall(paths, [[chain] for chain in truth])
+    for (name, values), found, whole in zip(by_image.items(), scores, PUBLISHED["all_images"][encoder], strict=True):
+        mean, interval = mean_interval(values)
+        assert interval is not None
+        assert found == pytest.approx(mean, abs=1e-12)
+        assert interval[0] < whole < interval[1]
+        print(f"{encoder}: {name} {found:.4f} [{interval[0]:.4f}, {interval[1]:.4f}], of all 1,000 images {whole}")
+
+
+def test_what_fine_tuning_changed_in_the_published_paths():
+    """The paired difference over the images holds the difference of the means over all of them."""
+    images = PUBLISHED["images"].values()
+    scores = {
+        encoder: np.array([metrics.path_precision_recall([image[encoder]], [[image["truth"]]]) for image in images])
+        for encoder in ("base", "tuned")
+    }
+    whole = np.subtract(PUBLISHED["all_images"]["tuned"], PUBLISHED["all_images"]["base"])
+    for name, values, expected in zip(
+        ("precision", "recall"), (scores["tuned"] - scores["base"]).T, whole, strict=True
+    ):
+        mean, interval = mean_interval(values)
+        assert interval is not None
+        assert interval[0] < expected < interval[1]
+        print(f"tuned − base: {name} {mean:+.4f} [{interval[0]:+.4f}, {interval[1]:+.4f}], of all {expected:+.3f}")
+
+
+def test_the_published_paths_belong_to_the_test_set(shared_data):
+    chains = read_captions(shared_data / "hierarcaps" / "hierarcaps_test.parquet")
+    texts = {str(each.image).rpartition("/")[2]: each.texts for each in chains}
+    for name, image in PUBLISHED["images"].items():
+        assert image["truth"] == [hashlib.sha256(text.encode()).hexdigest()[:12] for text in texts[name]]

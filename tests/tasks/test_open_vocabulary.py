@@ -202,3 +202,22 @@ def test_refusals(folder: Path, tmp_path: Path) -> None:
         Segmenter(load_encoder(make("siglip", tmp_path)))
     with pytest.raises(UsageError, match="words: at least one"):
         Segmenter(encoder, channels=16).text([])
+
+
+def test_texts_are_encoded_once_for_all_windows(model: Segmenter, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = torch.randint(0, 256, (3, 40, 48), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    calls = []
+    text = model.encoder._text
+    monkeypatch.setattr(model.encoder, "_text", lambda tokens: calls.append(1) or text(tokens))
+    found = probabilities(model, image, WORDS, 16)
+    assert len(calls) == 1
+    with torch.no_grad():
+        features = model.text(WORDS)
+    torch.testing.assert_close(probabilities(model, image, features, 16), found)
+    assert len(calls) == 2  # none of them in `probabilities`
+    assert torch.equal(segment(model, image, features, 16), found.argmax(dim=0))
+
+
+def test_the_iou_of_each_class() -> None:
+    table = torch.tensor([[6, 2, 0], [1, 3, 0], [0, 0, 0]])  # truth in rows; the third class is nowhere
+    assert open_vocabulary.class_ious(table) == [6 / 9, 3 / 6, None]

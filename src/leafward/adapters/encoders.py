@@ -6,7 +6,6 @@ the image side stays as it is.
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,14 +14,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from leafward.adapters.block_scale import BlockScaleConfig
+from leafward.adapters.io import CONFIG as ADAPTER_CONFIG
+from leafward.adapters.io import from_pretrained, read_config
 from leafward.adapters.layouts import ROLES, find_sites
 from leafward.adapters.surface import adapters, attach, merge
 from leafward.errors import DataError, LeafwardError, UsageError, require
-from leafward.files import write_json
+from leafward.files import read_json, write_json
 
 OPEN_CLIP = "open_clip:"
 OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
@@ -268,8 +270,9 @@ def load_encoder(source: str | Path) -> Encoder:
     """An encoder from a directory or a name.
 
     A directory of transformers (a dual encoder, or a text model, with sentence-transformers' files or without: then
-    its token states are averaged), of open_clip, or the run directory of ``leafward train radial``; the name of a
-    model on the Hugging Face hub; or open_clip:NAME[@FILE or TAG], e.g. open_clip:ViT-B-32@laion2b_s34b_b79k.
+    its token states are averaged), or of open_clip; a run directory with a trained model or an adapter in it, or the
+    adapter itself, which is put on the base model that it names; the name of a model on the Hugging Face hub; or
+    open_clip:NAME[@FILE or TAG], e.g. open_clip:ViT-B-32@laion2b_s34b_b79k.
     """
     text = str(source)
     if text.startswith(OPEN_CLIP):
@@ -277,13 +280,27 @@ def load_encoder(source: str | Path) -> Encoder:
         return _load_open_clip(name, weights or None)
     folder = Path(text)
     if folder.is_dir():
-        if (folder / "config.yaml").is_file() and (folder / "model").is_dir():
-            return load_encoder(folder / "model")
+        if (folder / "config.yaml").is_file():
+            for part in ("model", "adapter"):
+                if (folder / part).is_dir():
+                    return load_encoder(folder / part)
+        if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
+            return _load_adapted(folder)
         if (folder / OPEN_CLIP_CONFIG).is_file():
             return _load_open_clip(f"local-dir:{folder}", None)
         if not (folder / "config.json").is_file():
             raise DataError(f"{folder} holds no model: there is neither config.json nor {OPEN_CLIP_CONFIG} in it")
     return _load_transformers(text)
+
+
+def _load_adapted(folder: Path) -> Encoder:
+    """The base model that an adapter names, with the adapter on it."""
+    base = read_config(folder)["base_model"]["name"]
+    if not base:
+        raise DataError(f"{folder / ADAPTER_CONFIG} does not name the base model of the adapter")
+    encoder = load_encoder(base)
+    from_pretrained(encoder.model, folder)
+    return encoder
 
 
 def _load_transformers(source: str) -> Encoder:
@@ -332,7 +349,7 @@ def _load_open_clip(name: str, weights: str | None) -> Encoder:
         tokenizer = library.get_tokenizer(name)
     folder = name.removeprefix("local-dir:")
     if folder != name:
-        config = json.loads((Path(folder) / OPEN_CLIP_CONFIG).read_text(encoding="utf-8"))
+        config = read_json(Path(folder) / OPEN_CLIP_CONFIG)
     else:
         config = {
             "model_cfg": library.get_model_config(name),
@@ -348,7 +365,7 @@ def _failing(what: str) -> Iterator[None]:
         yield
     except LeafwardError:
         raise
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise DataError(f"{what}: {error}") from error
 
 
@@ -366,9 +383,9 @@ def _read(source: str, name: str) -> Any:
     if found is None:
         return None
     try:
-        return json.loads(Path(found).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{source}: cannot read {name}: {error}") from error
+        return read_json(found)
+    except DataError as error:
+        raise DataError(f"{source}: {error}") from error
 
 
 def _tokens(tokenizer: Any, texts: Sequence[str], padding: Any, max_length: int) -> Tokens:

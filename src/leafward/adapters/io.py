@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,7 +26,7 @@ from leafward.adapters.surface import (
 )
 from leafward.engine.config import from_dict, to_dict
 from leafward.errors import DataError, UsageError, nearest
-from leafward.files import replacing, write_json
+from leafward.files import LARGEST_UNPACKED, check_size, read_record, replacing, write_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 FORMAT = "leafward-adapter"
@@ -77,7 +76,7 @@ def from_pretrained(
     if check_base:
         _check_base(record, store_of(model).base if adapters(model) else identity(model), Path(directory))
     saved = record["base_model"]
-    tensors = _read_weights(Path(directory))
+    tensors = read_weights(Path(directory))
     attach(model, record["config"], name, base_model=saved["name"] or None, revision=saved["revision"] or None)
     adapter = adapters(model)[name]
     try:
@@ -93,10 +92,10 @@ def read_config(directory: PathLike) -> dict[str, Any]:
     """What `adapter_config.json` says, with "config" as the configuration that `attach` takes."""
     path = Path(directory) / CONFIG
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{directory} does not hold an adapter: cannot read {path.name} ({error})") from error
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        record = read_record(path)
+    except DataError as error:
+        raise DataError(f"{directory} does not hold an adapter: {error}") from error
+    if record.get("format") != FORMAT:
         raise DataError(f"{path} was not written by leafward: its format is not {FORMAT!r}")
     method = record.get("method")
     if method not in METHODS:
@@ -126,10 +125,12 @@ def _check_base(record: dict[str, Any], here: BaseModel, directory: Path) -> Non
             )
 
 
-def _read_weights(directory: Path) -> dict[str, Tensor]:
+def read_weights(directory: Path) -> dict[str, Tensor]:
+    """The tensors of an adapter by name, refused where the file is damaged."""
     try:
+        check_size(directory / WEIGHTS, LARGEST_UNPACKED)
         return load_file(directory / WEIGHTS)
-    except (OSError, SafetensorError) as error:
+    except (DataError, OSError, SafetensorError) as error:
         raise DataError(f"{directory} does not hold an adapter: cannot read {WEIGHTS} ({error})") from error
 
 

@@ -8,6 +8,7 @@ COMMANDS = {
     **({"evaluate": "scores with the protocol of a task"} if EVALUATIONS else {}),
     "audit": "superposition of a checkpoint, an embedding matrix or a family of them",
     **({"explain": "what a model saw, drawn over its input"} if EXPLANATIONS else {}),
+    "explore": "a local page: Poincaré-disk view of embeddings, a taxonomy or a run",
     **({"data": "prepare data"} if PREPARATIONS else {}),
     "export": "an adapter as files, or merged into its base model",
     "report": "one page that compares runs",

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from leafward.engine.config import check_numbers
 from leafward.errors import UsageError
 
 SHARED_FLAGS = {
@@ -32,11 +33,13 @@ def parse_into(cls: type, prog: str, argv: list[str], *, description: str, defau
     said = io.StringIO()
     try:
         with redirect_stderr(said):
-            return tyro.cli(whole, prog=prog, args=words, description=description, config=config).args
+            parsed = tyro.cli(whole, prog=prog, args=words, description=description, config=config).args
     except SystemExit as stop:
         if not stop.code:
             raise
         raise UsageError(_plain(said.getvalue())) from None
+    check_numbers(parsed)
+    return parsed
 
 
 def split_lists(argv: list[str], names: Collection[str]) -> list[str]:

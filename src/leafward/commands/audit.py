@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -215,9 +214,9 @@ def _width_fit(family: Family, console: Console, page: Page) -> dict[str, Any]:
 
 def _write(out: Path, result: dict[str, Any], page: Page) -> None:
     from leafward.files import write_json
+    from leafward.recipes._evaluation_page import how_it_was_run
 
-    page.section("How this was made")
-    page.command("leafward " + " ".join(sys.argv[1:]))
+    how_it_was_run(page)
     write_json(out / "audit.json", result)
     page.write(out / "report.html")
 

@@ -21,18 +21,14 @@ class Args:
     rest: list[str] = field(default_factory=list)
 
 
-def folder() -> Path:
-    """The benchmarks of the source tree that this package is installed from."""
-    path = Path(__file__).resolve().parents[3] / "benchmarks"
-    if not path.is_dir():
-        raise LeafwardError("the benchmarks are part of the source tree; install from a clone with: pip install -e .")
-    return path
+FOLDER = Path(__file__).resolve().parents[3] / "benchmarks"
+ABSENT = "the benchmarks are part of the source tree; install from a clone with: pip install -e ."
 
 
 def names() -> dict[str, str]:
     """Benchmark name -> first line of its docstring."""
     found = {}
-    for path in sorted(folder().glob("*.py")):
+    for path in sorted(FOLDER.glob("*.py")):
         lines = path.read_text(encoding="utf-8").splitlines()
         if not path.name.startswith("_") and any(line.startswith("if __name__") for line in lines):
             found[path.stem] = lines[0].strip('"')
@@ -49,12 +45,15 @@ def parse(argv: list[str]) -> Args:
 def run(args: Args, console: Console) -> dict[str, Any]:
     known = names()
     if args.name is None:
+        console.print("usage: leafward bench NAME [its own flags]" if known else ABSENT, markup=False)
         for name, text in known.items():
             console.print(f"  {name:<22}{text}")
         return {"benchmarks": known}
+    if not known:
+        raise LeafwardError(ABSENT)
     if args.name not in known:
         raise UsageError(f"unknown benchmark {args.name!r}; {nearest(args.name, known)}")
-    command = [sys.executable, str(folder() / f"{args.name}.py"), *args.rest]
+    command = [sys.executable, str(FOLDER / f"{args.name}.py"), *args.rest]
     status = subprocess.run(command, env=os.environ | {"PYTHONUNBUFFERED": "1"}, check=False).returncode
     if status:
         raise LeafwardError(f"benchmark {args.name} failed with status {status}")

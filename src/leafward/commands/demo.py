@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import shlex
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,58 +16,101 @@ import tyro
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from leafward.commands._demo.part import Part
     from leafward.report import Page
 
-PARTS = ("measure",)
+PARTS = {"measure": {}, "adapt": {"PIL": "vision"}, "build": {"transformers": "lm", "timm": "vision"}}
+"""The parts in their order, each a module of leafward.commands._demo, and the packages with extras that they need."""
 
 
 @dataclass
 class Args:
-    only: Annotated[Literal["measure"] | None, tyro.conf.arg(help="Run one part alone.")] = None
+    only: Annotated[Literal["measure", "adapt", "build"] | None, tyro.conf.arg(help="Run one part alone.")] = None
     out: Path = Path("demo")
     """Folder for the report and the runs; what an earlier demo left there is replaced."""
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
-    from leafward.report import Page
+    from leafward.files import check_writable, write_json
 
     began = time.monotonic()
-    page = Page("leafward demo", subtitle="Real embedded data, this machine's own numbers")
-    result: dict[str, Any] = {}
-    for part in PARTS if args.only is None else (args.only,):
-        result[part] = {"measure": _measure}[part](args.out, console, page)
+    names = list(PARTS) if args.only is None else [args.only]
+    _check(names)
+    check_writable(args.out)
+    modules = {name: importlib.import_module(f"leafward.commands._demo.{name}") for name in names}
+    with _one_thread():
+        parts = {name: module.run(args.out, console) for name, module in modules.items()}
+    seconds = time.monotonic() - began
+    result = {name: part.result | {"headline": _numbers(part)} for name, part in parts.items()}
+    write_json(args.out / "result.json", result)
+    report = args.out / "report.html"
+    _page(args, parts, seconds).write(report)
+    _show(console, parts)
+    console.print(f"done in {seconds:.0f} s", markup=False)
+    console.print(f"report:   {report}", markup=False)
+    explore = [part.explore for part in parts.values() if part.explore]
+    for command in explore:
+        console.print(f"explorer: {command}", markup=False, soft_wrap=True)
+    return {"report": str(report), "seconds": seconds, "explore": explore, **result}
+
+
+def _check(names: list[str]) -> None:
+    """Whatever is not installed is said before the work, not after minutes of it."""
+    from leafward.errors import require
+
+    for name in names:
+        for package, extra in PARTS[name].items():
+            require(package, extra)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute with one thread: the models are so small that several wait for each other longer than they work, the
+    more so on a busy machine. The sweep has processes of its own for the other cores."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _numbers(part: Part) -> list[dict[str, Any]]:
+    return [number.to_json() for number in part.numbers]
+
+
+def _show(console: Console, parts: dict[str, Part]) -> None:
+    """The table at the end: this run's numbers, beside those of the Euclidean twin where there is one."""
+    from leafward.commands._show import show_rows
+
+    rows = [
+        (name, number.name, f"{number.estimate} {number.unit}".strip(), str(number.twin_estimate or "–"), number.note)
+        for name, part in parts.items()
+        for number in part.numbers
+    ]
+    show_rows(console, ["", "what", "here [95 %]", "Euclidean twin", ""], rows, "leafward demo")
+
+
+def _page(args: Args, parts: dict[str, Part], seconds: float) -> Page:
+    from leafward.engine.run import environment
+    from leafward.report import Page
+
+    page = Page("leafward demo", subtitle=f"{', '.join(parts)}: embedded real data, {seconds:.0f} s on this machine")
+    page.headline([number for part in parts.values() for number in part.numbers])
+    page.text(
+        "Every number on this page was computed by the run that wrote it. The runs are small, to fit into minutes on "
+        "two cores: they show what the tools do, and are no evidence for or against a method."
+    )
+    for part in parts.values():
+        part.draw(page)
     page.section("How this was made")
-    page.command("leafward demo")
-    page.write(args.out / "report.html")
-    console.print(f"done in {time.monotonic() - began:.0f} s; open {args.out / 'report.html'}")
-    return {"report": str(args.out / "report.html"), **result}
-
-
-def _measure(out: Path, console: Console, page: Page) -> dict[str, Any]:
-    """Audit a real embedding matrix, then train a small fleet of toy models and fit its scaling exponents."""
-    from leafward.commands._show import CLAIM_COLUMNS, claim_rows, show_headline
-    from leafward.commands.audit import add_audit, show
-    from leafward.data import embedded
-    from leafward.engine import Progress
-    from leafward.recipes import superposition as recipe
-    from leafward.report import Number
-    from leafward.superposition import audit
-
-    console.rule("measure: how superposed is a real language model's head?")
-    with Progress(100, "audit", unit="%") as progress:
-        report = audit(
-            embedded("stories260k_embedding.npy"),
-            exact=True,
-            progress=lambda done, total: progress.update(100 * done // total),
-        )
-    show(console, report)
-    add_audit(page, report)
-
-    console.rule("measure: a fleet of toy models, and the exponents of its loss")
-    sweep = recipe.run(recipe.PRESETS["quick"](), out / "superposition", overwrite=True)
-    show_headline(console, sweep)
-    page.section("A fleet of toy models")
-    page.headline([Number.from_json(entry) for entry in sweep["headline"]])
-    caption = "The full sweep, with figures, is in superposition/report.html beside this page."
-    page.table(CLAIM_COLUMNS, claim_rows(sweep["claims"]), caption=caption)
-    return {"audit": report.to_dict(), "superposition": {key: sweep[key] for key in ("headline", "claims")}}
+    only = [] if args.only is None else ["--only", args.only]
+    page.command(shlex.join(["leafward", "demo", *only, "--out", str(args.out)]))
+    for part in parts.values():
+        if part.explore:
+            page.text("To look around in the embeddings of this run:")
+            page.command(part.explore)
+    page.environment(environment({}))
+    return page

@@ -29,7 +29,8 @@ class Args:
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
-    from leafward.adapters.io import CONFIG, WEIGHTS, read_config
+    from leafward.adapters.io import CONFIG, WEIGHTS, read_config, read_weights
+    from leafward.files import inside
 
     source = _adapter(args.target, CONFIG)
     if args.to.exists() and (not args.to.is_dir() or any(args.to.iterdir())):
@@ -42,8 +43,9 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         _merge(source, base, args.to, check_base=args.base is None)
         console.print(f"wrote {base} with the adapter merged to {args.to}", markup=False)
         return {"out": str(args.to), "base_model": base, "method": record["method"], "merged": True}
-    for name in (CONFIG, WEIGHTS):
-        _copy(source / name, args.to / name)
+    read_weights(source)  # a damaged file is refused here, and not only where it is put to use
+    for path in [inside(source, name) for name in (WEIGHTS, CONFIG)]:
+        _copy(path, args.to / path.name)
     console.print(f"wrote the adapter to {args.to}", markup=False)
     return {"out": str(args.to), "method": record["method"], "merged": False}
 
@@ -65,11 +67,8 @@ def _merge(source: Path, base: str, to: Path, *, check_base: bool) -> None:
 
 
 def _copy(source: Path, to: Path) -> None:
-    from leafward.files import replacing
+    from leafward.files import LARGEST_UNPACKED, read_bytes, replacing
 
-    try:
-        content = source.read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot read {source}: {error.strerror or error}") from error
+    content = read_bytes(source, LARGEST_UNPACKED)
     with replacing(to) as temporary:
         temporary.write_bytes(content)

@@ -6,21 +6,52 @@ import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from leafward.commands import COMMANDS
 from leafward.commands._choice import load
 from leafward.commands._show import show_rows
+from leafward.errors import EXTRAS
 from leafward.recipes import EVALUATIONS, EXPLANATIONS, PREPARATIONS, RECIPES
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-EXTRAS = {
-    "lm": ("transformers", "tokenizers"),
-    "vision": ("timm", "torchvision", "PIL", "open_clip"),
-    "search": ("faiss",),
-    "cluster": ("ray",),
-}
-FAMILIES = {"evaluate --task": EVALUATIONS, "explain": EXPLANATIONS, "data": PREPARATIONS}
+FAMILIES = {"train": RECIPES, "evaluate --task": EVALUATIONS, "explain": EXPLANATIONS, "data": PREPARATIONS}
 """What goes before a name of the table on the command line -> the table."""
+
+NEEDS: dict[str, tuple[str, ...]] = {
+    "train radial": ("lm",),
+    "train hyperclip": ("lm", "vision"),
+    "train segmenter": ("lm", "vision"),
+    "train hcformer": ("vision",),
+    "train helm": ("lm",),
+    "train himapper": ("vision",),
+    "evaluate --task vision": ("vision",),
+    "evaluate --task himapper": ("vision",),
+    "evaluate --task open-vocabulary": ("lm", "vision"),
+    "evaluate --task language": ("lm",),
+    "evaluate --task sample": ("lm",),
+    "evaluate --task search": ("search",),
+    "explain segmenter": ("lm", "vision"),
+    "explain himapper": ("vision",),
+    "explain hcformer": ("vision",),
+    "data features": ("lm", "vision"),
+    "data index": ("search",),
+    "data tokenise": ("lm",),
+    "demo": ("lm", "vision"),
+    "explore": ("serve",),
+    "export": ("lm",),
+}
+"""What goes on the command line -> the extras without which it does nothing. What is not here needs none."""
+
+FOR_MODELS: dict[str, str] = {
+    "evaluate --task hierarcaps": "lm",
+    "evaluate --task hyperlex": "lm",
+    "evaluate --task breeds": "lm",
+    "evaluate --task retrieval": "lm",
+    "evaluate --task zeroshot": "lm",
+    "audit": "vision",
+}
+"""What works on features or files alone, and with an extra on models as well."""
 
 
 @dataclass
@@ -29,21 +60,44 @@ class Args:
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
-    modules = {name: load(RECIPES, name, "recipe") for name in RECIPES}
-    recipes = {name: list(module.PRESETS) for name, module in modules.items()}
-    tasks = {
-        command: {name: load(table, name, command).SUMMARY for name in table} for command, table in FAMILIES.items()
-    }
     missing = {
-        extra: [p for p in packages if importlib.util.find_spec(p) is None] for extra, packages in EXTRAS.items()
+        extra: [name for name in packages if importlib.util.find_spec(name) is None]
+        for extra, packages in EXTRAS.items()
     }
-    rows = [(name, ", ".join(presets), modules[name].SUMMARY) for name, presets in recipes.items()]
-    show_rows(console, ["recipe", "presets", "what it does"], rows)
-    rows = [(f"{command} {name}", text) for command, family in tasks.items() for name, text in family.items()]
-    show_rows(console, ["task", "what it does"], rows)
-    state = [
+    modules = {f"{command} {name}": load(table, name, command) for command, table in FAMILIES.items() for name in table}
+    recipes = {name: list(modules[f"train {name}"].PRESETS) for name in RECIPES}
+    rows = [
+        (name, availability(f"train {name}", missing), ", ".join(presets), modules[f"train {name}"].SUMMARY)
+        for name, presets in recipes.items()
+    ]
+    show_rows(console, ["recipe", "available", "presets", "what it does"], rows)
+    rows = [
+        (name, availability(name, missing), module.SUMMARY)
+        for name, module in modules.items()
+        if not name.startswith("train ")
+    ]
+    show_rows(console, ["task", "available", "what it does"], rows)
+    others = {name: text for name, text in COMMANDS.items() if name not in [each.split()[0] for each in FAMILIES]}
+    rows = [(name, availability(name, missing), text) for name, text in others.items()]
+    show_rows(console, ["command", "available", "what it does"], rows)
+    rows = [
         (extra, "there" if not absent else f"missing {', '.join(absent)}", f"pip install 'leafward[{extra}]'")
         for extra, absent in missing.items()
     ]
-    show_rows(console, ["extra", "state", "install with"], state)
-    return {"recipes": recipes, "tasks": tasks, "missing": missing}
+    show_rows(console, ["extra", "state", "install with"], rows)
+    tasks = {
+        command: {name: modules[f"{command} {name}"].SUMMARY for name in table}
+        for command, table in FAMILIES.items()
+        if command != "train"
+    }
+    available = {name: availability(name, missing) for name in (*modules, *others)}
+    return {"recipes": recipes, "tasks": tasks, "missing": missing, "available": available}
+
+
+def availability(name: str, missing: dict[str, list[str]]) -> str:
+    """Whether something can be run here, or what to install for it."""
+    absent = [extra for extra in NEEDS.get(name, ()) if missing[extra]]
+    if absent:
+        return f"install leafward[{','.join(absent)}]"
+    more = FOR_MODELS.get(name)
+    return f"yes; on models: install leafward[{more}]" if more and missing[more] else "yes"

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from leafward.commands._choice import load, show_choices, take_value
-from leafward.errors import UsageError, nearest
+from leafward.errors import LeafwardError, UsageError, nearest
 from leafward.recipes import RECIPES
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _default(cls: type, recipe: ModuleType, preset: str | None, file: str | None
         from leafward.engine.config import load_yaml
 
         return cls(config=Path(file), settings=load_yaml(recipe.Config, file))
-    preset = preset or next(iter(recipe.PRESETS))
+    preset = next(iter(recipe.PRESETS)) if preset is None else preset
     if preset not in recipe.PRESETS:
         raise UsageError(f"--preset {preset!r} is not a preset of this recipe; {nearest(preset, recipe.PRESETS)}")
     return cls(preset=preset, settings=recipe.PRESETS[preset]())
@@ -90,9 +90,27 @@ def _default(cls: type, recipe: ModuleType, preset: str | None, file: str | None
 
 def run(args: Args, console: Console) -> dict[str, Any]:
     """Train, then say where everything is."""
-    result = load_recipe(args.recipe).run(args.config, args.out, resume=args.resume, overwrite=args.overwrite)
+    from leafward.engine.run import discard_unbegun
+
+    _check_device(args.config)
+    fresh = not args.out.exists()
+    try:
+        result = load_recipe(args.recipe).run(args.config, args.out, resume=args.resume, overwrite=args.overwrite)
+    except LeafwardError:
+        if fresh:
+            discard_unbegun(args.out)
+        raise
     from leafward.commands._show import show_headline
 
     show_headline(console, result)
     console.print(f"run directory: {args.out}   report: {args.out / 'report.html'}")
     return {"run": str(args.out), **result}
+
+
+def _check_device(config: Any) -> None:
+    """Refuse a device that is not there before a run directory is made."""
+    if "cuda" in (getattr(config, "device", None), getattr(getattr(config, "loop", None), "device", None)):
+        import torch
+
+        if not torch.cuda.is_available():
+            raise UsageError("device is cuda, but torch finds no CUDA device here; use cpu or auto")

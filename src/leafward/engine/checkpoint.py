@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from leafward.engine.config import to_dict
 from leafward.engine.distributed import Cluster
 from leafward.errors import DataError, LeafwardError, UsageError
-from leafward.files import replacing, write_json
+from leafward.files import read_record, replacing, write_json
 
 FORMAT, VERSION = "leafward-checkpoint", 1
 MANIFEST = "manifest.json"
@@ -130,10 +130,10 @@ def verify(path: str | Path) -> Manifest:
     """The manifest of the checkpoint at `path`, after checking that each file is there at its full size."""
     path = Path(path)
     try:
-        read = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} is not a complete checkpoint: its {MANIFEST} cannot be read ({error})") from error
-    if not isinstance(read, dict) or read.get("format") != FORMAT:
+        read = read_record(path / MANIFEST)
+    except DataError as error:
+        raise DataError(f"{path} is not a complete checkpoint: {error}") from error
+    if read.get("format") != FORMAT:
         raise DataError(f"{path} is not a leafward checkpoint: its {MANIFEST} does not say format {FORMAT!r}")
     if read.get("version") != VERSION:
         raise DataError(f"{path} has checkpoint version {read.get('version')!r}; this leafward reads {VERSION}")
@@ -217,12 +217,12 @@ def load_published(directory: str | Path) -> tuple[dict[str, Any], dict[str, Ten
     """The configuration and the state dict that `publish` wrote."""
     directory = Path(directory)
     try:
-        config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+        config = read_record(directory / CONFIG)
         with safe_open(directory / WEIGHTS, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
             aliases = dict(json.loads((file.metadata() or {}).get("aliases", "{}")))
         return config, tensors | {name: tensors[owner] for name, owner in aliases.items()}
-    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
+    except (DataError, OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         raise DataError(f"{directory} does not hold a published model: {error}") from error
 
 

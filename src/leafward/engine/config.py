@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from leafward.errors import DataError, LeafwardError, UsageError, nearest
-from leafward.files import write_text
+from leafward.files import LARGEST_RECORD, read_text, write_text
 
 T = TypeVar("T")
+LARGEST_INTEGER = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,19 @@ def to_dict(config: Any) -> Any:
 
 def from_dict(cls: type[T], mapping: Mapping[str, Any]) -> T:
     """An instance of the dataclass `cls` from `mapping`; unknown keys and wrong types are refused by name."""
-    return _build(cls, mapping, "")
+    config = _build(cls, mapping, "")
+    check_numbers(config)
+    return config
+
+
+def check_numbers(config: Any) -> None:
+    """Refuse numbers that no setting can mean, by name: those that are not finite, or do not fit 64 bits."""
+    for path, value in flatten(config).items():
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, float) and not math.isfinite(number):
+                raise UsageError(f"{path} must be a finite number, not {number!r}")
+            if isinstance(number, int) and abs(number) >= LARGEST_INTEGER:
+                raise UsageError(f"{path} must be an integer that fits 64 bits, not {number!r}")
 
 
 def check_types(config: Any) -> None:
@@ -178,7 +191,7 @@ def parse_yaml(text: str, source: str = "the text") -> dict[str, Any]:
     yaml = _yaml()
     try:
         value = yaml.load(text, Loader=_dialect()[0])
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise DataError(f"{source} is not valid YAML: {error}") from error
     if not isinstance(value, dict):
         raise DataError(f"{source} must hold a mapping of names to values, not {type(value).__name__}")
@@ -190,11 +203,11 @@ def save_yaml(config: Any, path: str | Path) -> None:
 
 
 def load_yaml(cls: type[T], path: str | Path) -> T:
+    mapping = parse_yaml(read_text(path, LARGEST_RECORD), str(path))
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read the configuration {path}: {error}") from error
-    return from_yaml(cls, text, str(path))
+        return from_dict(cls, mapping)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
 
 
 def _canonical(value: Any) -> Any:
@@ -224,6 +237,13 @@ def _dialect() -> tuple[Any, Any]:
     yaml = _yaml()
 
     class Loader(yaml.SafeLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            """No aliases: a few lines of them can stand for more values than there is memory."""
+            if self.check_event(yaml.AliasEvent):
+                mark = self.peek_event().start_mark
+                raise yaml.composer.ComposerError(None, None, "an alias (*name) is not read; write the value", mark)
+            return super().compose_node(parent, index)
+
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             """YAML asks for keys that differ; PyYAML would take the last of them."""
             seen: set[str] = set()
@@ -249,7 +269,7 @@ def _build(cls: type[T], mapping: Any, path: str) -> T:
     if isinstance(mapping, cls):
         return mapping
     if not isinstance(mapping, Mapping):
-        raise UsageError(f"{path or cls.__name__} must be a mapping of names to values, not {mapping!r}")
+        raise UsageError(f"{path or cls.__name__} must be a mapping of names to values, not {mapping!r:.200}")
     hints = typing.get_type_hints(cls)
     allowed = {field.name: field for field in fields(cls) if field.init}
     for key in mapping:
@@ -286,7 +306,9 @@ def _coerce(value: Any, hint: Any, path: str) -> Any:
         if any(value == choice and type(value) is type(choice) for choice in args):
             return value
         choices = [str(choice) for choice in args]
-        raise UsageError(f"{path} must be one of {', '.join(choices)}, not {value!r}; {nearest(str(value), choices)}")
+        raise UsageError(
+            f"{path} must be one of {', '.join(choices)}, not {value!r:.200}; {nearest(str(value)[:200], choices)}"
+        )
     if is_dataclass(hint):
         return _build(typing.cast(type, hint), value, path)
     if origin in (tuple, list):
@@ -343,7 +365,7 @@ def _coerce_sequence(value: Any, origin: type, args: tuple[Any, ...], path: str)
 
 
 def _wrong(path: str, wanted: str, value: Any) -> UsageError:
-    return UsageError(f"{path} must be {wanted}, not {value!r} ({type(value).__name__})")
+    return UsageError(f"{path} must be {wanted}, not {value!r:.200} ({type(value).__name__})")
 
 
 def _require(condition: bool, config: Any, name: str, allowed: str) -> None:

@@ -24,8 +24,8 @@ from typing import Any
 
 from leafward.engine.config import config_hash, to_dict
 from leafward.engine.progress import Progress
-from leafward.errors import LeafwardError, UsageError, require
-from leafward.files import write_json, write_text
+from leafward.errors import UsageError, require
+from leafward.files import read_record, read_text, write_json, write_text
 
 JOB, RESULT, ERROR, LOG = "job.json", "result.json", "error.txt", "log.txt"
 ATTEMPTS = 2
@@ -216,22 +216,17 @@ def _resolve(name: str) -> Callable[[dict[str, Any], Path], Any]:
 
 
 def _result(home: Path) -> dict[str, Any] | None:
-    try:
-        return json.loads((home / RESULT).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise LeafwardError(f"cannot read {home / RESULT}: {error}") from error
+    return read_record(home / RESULT) if (home / RESULT).exists() else None
 
 
 def _last_line(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8").strip().splitlines()
+    lines = read_text(path).strip().splitlines()
     return lines[-1] if lines else "unknown error"
 
 
 def _main(home: Path) -> int:
     """One job, started by `_attempt_twice` in a process of its own."""
-    job = json.loads((home / JOB).read_text(encoding="utf-8"))
+    job = read_record(home / JOB)
     (home / ERROR).unlink(missing_ok=True)
     result, trace = _attempt(job["function"], job["config"], str(home))
     if trace is not None:

@@ -193,7 +193,7 @@ class _Trainer:
         self.bad.copy_(torch.maximum(self.bad, (~(norm.isfinite() & sums[0].isfinite())).float()))
         factor = self.factor(self.step)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.optim.lr * factor
+            group["lr"] = self.optim.lr * factor * group.get("lr_ratio", 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
         if self.ema is not None:

@@ -31,23 +31,31 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     """Trainable parameters in two groups: with weight decay, and without.
 
     No decay for norms, for anything with fewer than two dimensions (biases, scalars, curvature) and for what a
-    module names in `no_weight_decay()` (relative names of parameters or submodules, as in timm).
+    module names in `no_weight_decay()` (relative names of parameters or submodules, as in timm). Parameters of a module
+    with an attribute `lr_ratio` have groups of their own, with that part of the learning rate.
     """
     spared: set[str] = set()
+    ratios: dict[str, float] = {}
     for prefix, module in model.named_modules():
+        if hasattr(module, "lr_ratio"):
+            ratios[prefix] = float(module.lr_ratio)  # pyright: ignore[reportArgumentType]
         names: set[str] = set(module.no_weight_decay()) if hasattr(module, "no_weight_decay") else set()  # type: ignore[operator]
         if isinstance(module, NORMS):
             names |= {name for name, _ in module.named_parameters(recurse=False)}
         spared |= {f"{prefix}.{name}" if prefix else name for name in names}
-    decayed, plain = [], []
+    groups: dict[tuple[float, bool], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         parts = name.split(".")
-        is_spared = any(".".join(parts[:length]) in spared for length in range(1, len(parts) + 1))
-        (plain if is_spared or parameter.ndim < 2 else decayed).append(parameter)
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
+        within = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
+        plain = parameter.ndim < 2 or any(each in spared for each in within)
+        ratio = math.prod(ratios.get(each, 1.0) for each in within)
+        group = {"params": [], "weight_decay": 0.0 if plain else weight_decay}
+        group |= {"lr_ratio": ratio} if ratio != 1.0 else {}
+        groups.setdefault((ratio, plain), group)["params"].append(parameter)
+    # The full learning rate first, which is the one that is logged.
+    return [groups[key] for key in sorted(groups, key=lambda key: (-key[0], key[1]))]
 
 
 def adamw(model: nn.Module, config: OptimConfig, found_bad: Tensor) -> torch.optim.AdamW:

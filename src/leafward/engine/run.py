@@ -15,7 +15,7 @@ from typing import Any
 
 from leafward.engine.config import config_hash, flatten, parse_yaml, save_yaml, to_dict
 from leafward.errors import DataError, LeafwardError, UsageError
-from leafward.files import finite, replacing, write_json
+from leafward.files import LARGEST_RECORD, finite, read_bytes, read_record, read_text, replacing, write_json
 
 CONFIG, ENV, METRICS, RESULT, REPORT = "config.yaml", "env.json", "metrics.jsonl", "result.json", "report.html"
 FORMAT = "leafward-run"
@@ -73,7 +73,7 @@ class RunDirectory:
             )
         elif held == "unfinished":
             run._check_same(cls.open(run.path).config)
-            before = json.loads((run.path / ENV).read_text(encoding="utf-8"))
+            before = read_record(run.path / ENV)
             earlier = [*before.pop("earlier", []), before]
         try:
             run.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -91,9 +91,9 @@ class RunDirectory:
         """An existing run directory, to read."""
         path = Path(path)
         try:
-            text = (path / CONFIG).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{path} is not a run directory: cannot read its {CONFIG} ({error})") from error
+            text = read_text(path / CONFIG, LARGEST_RECORD)
+        except DataError as error:
+            raise DataError(f"{path} is not a run directory: {error}") from error
         return cls(path, parse_yaml(text, str(path / CONFIG)))
 
     @property
@@ -150,10 +150,7 @@ class RunDirectory:
                 self._board.close()
 
     def result(self) -> dict[str, Any]:
-        try:
-            return json.loads((self.path / RESULT).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise DataError(f"{self.path} has no readable {RESULT}: {error}") from error
+        return read_record(self.path / RESULT)
 
     def _held(self) -> str | None:
         """What the path holds: None (nothing), "other", "unfinished" or "finished"."""
@@ -178,10 +175,9 @@ class RunDirectory:
     def _env(self) -> dict[str, Any]:
         """What env.json says; nothing where there is none that can be read."""
         try:
-            record = json.loads((self.path / ENV).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            return read_record(self.path / ENV)
+        except DataError:
             return {}
-        return record if isinstance(record, dict) else {}
 
     def _clear(self) -> None:
         """Remove what a run wrote and nothing else: the mark of a finished run first, that of a run last."""
@@ -210,7 +206,7 @@ class RunDirectory:
         if not path.exists():
             return []
         try:
-            lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+            lines = read_bytes(path).decode("utf-8", "replace").split("\n")[:-1]
             records = [(line, json.loads(line)) for line in lines]
         except (OSError, ValueError) as error:
             raise DataError(f"cannot read {path}: {error}") from error
@@ -229,6 +225,16 @@ class RunDirectory:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_board": None}
+
+
+def discard_unbegun(path: str | Path) -> None:
+    """Remove the directory of a run that failed before it trained anything: no checkpoint, no metrics, no result."""
+    run = RunDirectory(path, {})
+    begun = any(run.checkpoints.rglob("*")) or any((run.path / name).exists() for name in (METRICS, RESULT, MEMBERS))
+    if run._has_mark() and not begun:
+        run._clear()
+        if not any(run.path.iterdir()):
+            run.path.rmdir()
 
 
 def _board_writer(path: Path, step: int) -> Any:

@@ -8,7 +8,7 @@ ranked by the stable distance of :mod:`leafward.geometry.lorentz`, so distances 
 from __future__ import annotations
 
 import json
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -266,6 +266,9 @@ class LorentzIndex:
             self = cls.__new__(cls)
             self.c, self.kind, self.storage = float(settings["c"]), settings["kind"], settings["storage"]
             self._space, self.ids, self._nodes = tensors["space"], tensors["ids"].numpy(), tensors["nodes"].numpy()
+            known = self.kind in get_args(Kind) and self.storage in get_args(stores.Storage)
+            if not (known and 0 < self.c < float("inf")):
+                raise DataError(f"{path}: damaged index: its settings cannot be {settings}")
             pairs = json.loads(bytes(tensors["taxonomy"].numpy())) if "taxonomy" in tensors else None
             self.taxonomy = None if pairs is None else Taxonomy.from_edges([(child, parent) for child, parent in pairs])
             _check_numbers(path, tensors, 0 if self.taxonomy is None else len(self.taxonomy))
@@ -275,7 +278,7 @@ class LorentzIndex:
             else:
                 self._store = stores.Flat(self.width, self.c, self.storage)
                 self._store.add(self._space)
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+        except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
             raise DataError(f"{path}: not an index that leafward wrote: {error}") from error
         self._forget()
         return self
@@ -398,14 +401,17 @@ def _distinct(pairs: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _check_numbers(path: PathLike, tensors: dict[str, Tensor], nodes: int) -> None:
     """Refuse a damaged file before its numbers are used as places in memory."""
+    space = tensors["space"]
+    if space.ndim != 2 or not bool(space.isfinite().all()):
+        raise DataError(f"{path}: damaged index: 'space' must be finite points (N, n), got {tuple(space.shape)}")
     limits = {"ids": (0, None), "nodes": (0 if nodes else -1, nodes)}
     if "cell" in tensors:
         limits["cell"] = (0, len(tensors["cells"]) + 1)  # the core is the last
     for name, (low, high) in limits.items():
         values = tensors[name]
         fits = (values >= low).all() and (high is None or (values < high).all())
-        if len(values) != len(tensors["space"]) or not fits:
-            raise DataError(f"{path}: damaged index: {name!r} does not fit its {len(tensors['space'])} points")
+        if len(values) != len(space) or not fits:
+            raise DataError(f"{path}: damaged index: {name!r} does not fit its {len(space)} points")
 
 
 def _padded(ids: Tensor, distances: Tensor, k: int) -> Hits:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from leafward.errors import DataError, UsageError
+from leafward.files import read_text as text_of
 
 if TYPE_CHECKING:
     from networkx import DiGraph
@@ -345,10 +346,4 @@ def _senses(lines: Iterable[str]) -> dict[tuple[str, str], int]:
 
 
 def _opened(path: PathLike) -> StringIO:
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text: {error}") from error
-    return StringIO(text, newline="")
+    return StringIO(text_of(path), newline="")

@@ -238,6 +238,8 @@ class Taxonomy:
     def entails(self, general: Nodes, specific: Nodes) -> np.ndarray:
         """Whether `general` is in A(`specific`), pair by pair: (P), (P) -> (P) booleans; a node entails itself."""
         above, below = np.broadcast_arrays(self.ids(general, "general"), self.ids(specific, "specific"))
+        if not above.size:  # SciPy gives back a matrix for no place at all
+            return np.zeros(above.shape, bool)
         found = self.ancestors[below.ravel(), above.ravel()]
         return np.asarray(found, bool).reshape(above.shape)
 

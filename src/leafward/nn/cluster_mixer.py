@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leafward.errors import UsageError, nearest
-from leafward.geometry import Curvature, lorentz
-from leafward.geometry.scalars import wide
+from leafward.geometry import Curvature
+from leafward.geometry.scalars import Curv, asinh, largest, norm, sqrt, unit, wide
 from leafward.nn.space import GEOMETRIES, positive
 
 WEIGHT_STD = 0.02  # of every linear map at the start, as in the published code
@@ -202,15 +202,17 @@ class OffsetBias(nn.Module):
     not grow with the image but for two small products.
     """
 
+    knots: Tensor
+
     def __init__(self, heads: int, width: int = _BIAS_WIDTH) -> None:
         super().__init__()
         self.inner = nn.Linear(2, width)
         self.outer = nn.Linear(width, heads, bias=False)  # a constant would not pass the softmax
+        knots = torch.linspace(-1.0, 1.0, _KNOTS)
+        self.register_buffer("knots", torch.cartesian_prod(knots, knots), persistent=False)  # (R², 2)
 
     def forward(self, offsets: Offsets) -> Tensor:
-        knots = torch.linspace(-1.0, 1.0, _KNOTS, device=self.inner.weight.device, dtype=self.inner.weight.dtype)
-        places = torch.cartesian_prod(knots, knots)  # (R², 2)
-        values = self.outer(F.relu(self.inner(places))).mT.unflatten(1, (_KNOTS, _KNOTS))  # (h, R, R)
+        values = self.outer(F.relu(self.inner(self.knots))).mT.unflatten(1, (_KNOTS, _KNOTS))  # (h, R, R)
         rows, columns = (weights.to(values.dtype) for weights in offsets)
         pairs = (rows @ values.unsqueeze(1)).unsqueeze(2) @ columns.mT  # (h, k, k, p, q)
         return pairs.permute(0, 3, 4, 1, 2).flatten(3, 4).flatten(1, 2)
@@ -256,8 +258,28 @@ class LorentzSimilarity(nn.Module):
 
     def forward(self, tokens: Tensor, centres: Tensor) -> Tensor:
         scale, alpha = (wide(p).exp().view(-1, 1, 1) for p in (self.log_scale, self.log_alpha))
-        x, y = (lorentz.expmap0(wide(z) * scale, self.c) for z in (tokens, centres))
-        return -alpha * lorentz.cdist(x, y, self.c)
+        return -alpha * tangent_distances(wide(tokens) * scale, wide(centres) * scale, self.c)
+
+
+def tangent_distances(u: Tensor, v: Tensor, c: Curv) -> Tensor:
+    """d_L(exp₀(u), exp₀(v)) of all pairs, from tangent vectors at the origin: (..., N, d), (..., M, d) -> (..., N, M).
+
+    The hyperbolic law of cosines in half angles, sinh²(√c d/2) = sinh²((ρ_u − ρ_v)/2) + sinh ρ_u sinh ρ_v sin²(θ/2)
+    with ρ = √c|u|, which does not cancel. It takes far fewer operations than mapping the points first, and their
+    number is what a small map costs on a GPU and what a compiler has to chew. Directions are compared in float64,
+    because 2 sin²(θ/2) = 1 − cos θ does cancel.
+    """
+    (x, r), (y, q) = (_ray(z, c) for z in (u, v))
+    lateral = (0.5 - 0.5 * (x @ y.mT)).to(u.dtype)
+    square = torch.sinh(0.5 * (r - q.mT)).square() + torch.sinh(r) * torch.sinh(q).mT * lateral
+    return 2.0 / c**0.5 * asinh(sqrt(square))
+
+
+def _ray(z: Tensor, c: Curv) -> tuple[Tensor, Tensor]:
+    """Direction in float64 (..., d) and ρ (..., 1), saturated where sinh ρ is `largest`, of tangents (..., d)."""
+    exact = z.double()
+    length = norm(exact)
+    return unit(exact, length), (c**0.5 * length).clamp_max(math.asinh(largest(z.dtype))).to(z.dtype)
 
 
 class Clustering(nn.Module):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from leafward.adapters.encoders import Encoder
+    from leafward.report import Number
 
 
 @dataclass
@@ -55,20 +56,35 @@ def one_source(target: str | None, features: Path | None) -> None:
         raise UsageError("give either TARGET, a model or run, or --features FILE")
 
 
-def show(console: Console, title: str, found: Mapping[str, Any], out: Path | None = None) -> dict[str, Any]:
-    """The numbers of a result as a table, and in a .json file where one is asked for; returns the result."""
+def show(
+    console: Console, title: str, args: Any, found: Mapping[str, Any], numbers: Sequence[Number]
+) -> dict[str, Any]:
+    """The numbers of a result as a table, and as files where --out asks for them; returns the result."""
     from rich.markup import escape
     from rich.table import Table
 
     from leafward.engine.config import flatten
-    from leafward.files import write_json
+    from leafward.recipes._evaluation_page import evaluation_page, write_evaluation
 
     table = Table("", "value", title=title)
     for name, value in flatten(found).items():
         table.add_row(escape(name), f"{value:.4f}" if isinstance(value, float) else escape(str(value)))
     console.print(table)
-    result = {"task": title, **found}
-    if out is not None:
-        write_json(out, result)
-        console.print(f"wrote {out}")
+    result = {"task": title, **found, "headline": [number.to_json() for number in numbers]}
+    if args.out is not None:
+        source = str(args.target if args.features is None else args.features)
+        page = evaluation_page(f"Evaluation: {title}", source, numbers, found)
+        write_evaluation(args.out, result, page, console)
     return result
+
+
+def shares(names: Mapping[str, str], found: Mapping[str, Any], total: int) -> list[Number]:
+    """Headline numbers that are shares of `total` queries, with Wilson's intervals; names: key of `found` -> label."""
+    from leafward.intervals import share_interval
+    from leafward.report import Number
+
+    return [
+        Number(label, found[key], interval=share_interval(round(found[key] * total), total), better="higher")
+        for key, label in names.items()
+        if key in found
+    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from leafward.engine.config import to_dict
+from leafward.files import read_record
 from leafward.intervals import Interval, mean_interval, share_interval
+from leafward.recipes._members import with_twins_named
 from leafward.report import SERIES, Number, Page, legend, new_figure
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def result(
     ours = [i for i, each in enumerate(results) if each["geometry"] == geometry]
     twins = [i for i, each in enumerate(results) if each["geometry"] != geometry]
     images = 0 if units[0] is None else len(units[0])
-    found = scored([results[i] for i in ours], [results[i] for i in twins], images)
+    found = with_twins_named(scored([results[i] for i in ours], [results[i] for i in twins], images), geometry)
     if twins:
         pairs = list(zip(ours, twins, strict=True))
         if geometry != "lorentz":
@@ -117,7 +118,7 @@ def write(config: Config, monitor: str, result: Record, curves: Mapping[str, Seq
             legend(axes)
         page.figure(figure, title)
     page.section("How")
-    environment = json.loads((out / "env.json").read_text(encoding="utf-8"))
+    environment = read_record(out / "env.json")
     page.command(shlex.join(environment["argv"]))
     page.details("Configuration", to_dict(config))
     page.environment(environment)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from leafward.engine.config import from_dict
 from leafward.engine.run import MODEL, RunDirectory
 from leafward.errors import DataError, UsageError
+from leafward.files import read_record
 from leafward.recipes.helm import Config
 
 TOKENS, DATA, SCORES = "tokens", "data.json", "held_out.npy"
@@ -45,8 +45,8 @@ def configuration(target: Path) -> Config:
 def tokens_folder(target: Path) -> Path:
     """Where the tokens are that a run was trained on."""
     try:
-        folder = Path(json.loads((target / DATA).read_text(encoding="utf-8"))["folder"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        folder = Path(read_record(target / DATA)["folder"])
+    except (DataError, KeyError, TypeError) as error:
         raise DataError(f"{target} does not say where its tokens are ({error}); give --data") from error
     # A run directory that was moved takes its own tokens along.
     inside = target / TOKENS / folder.name

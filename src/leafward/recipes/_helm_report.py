@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leafward.engine.config import to_dict
+from leafward.files import read_record
 from leafward.intervals import Interval, mean_interval
+from leafward.recipes._members import with_twins_named
 from leafward.report import SERIES, Estimate, Number, Page, legend, line_with_band, new_figure
 from leafward.tasks.language.scoring import Scores, paired
 
@@ -49,7 +50,8 @@ def headline(geometry: str | None, results: Sequence[Record], scores: Sequence[S
     numbers = [_scored(name, ours, twins) for name in SCORED]
     if twins:
         numbers.append(_difference(str(geometry), scores[: len(ours)], scores[len(ours) :]))
-    return numbers + [_speed(name, ours, twins) for name in SPEEDS if ours[0].get(name) is not None]
+    numbers += [_speed(name, ours, twins) for name in SPEEDS if ours[0].get(name) is not None]
+    return with_twins_named(numbers, geometry)
 
 
 def _difference(geometry: str, ours: Sequence[Scores], twins: Sequence[Scores]) -> Number:
@@ -92,7 +94,7 @@ def merged(curves: Curves) -> dict[int, dict[str, float]]:
 
 def write(config: Config, result: dict[str, Any], curves: Curves, out: Path) -> None:
     """Write report.html in the run directory `out`."""
-    environment = json.loads((out / "env.json").read_text(encoding="utf-8"))
+    environment = read_record(out / "env.json")
     page(config, result, curves, environment).write(out / "report.html")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 
 from leafward.engine import Cluster, RunDirectory, fit, session
 from leafward.errors import DataError, UsageError
-from leafward.files import finite, replacing, write_json
+from leafward.files import finite, read_record, replacing, write_json
 from leafward.models import HelmConfig, HelmForCausalLM
 from leafward.models.helm import PRESETS
 from leafward.recipes import _helm_report as report
@@ -74,7 +73,7 @@ def _tokenised(config: Config, run: RunDirectory) -> Corpus:
     )
     _sample_length(config, corpus.tokenizer)
     record = run.path / DATA
-    if record.is_file() and json.loads(record.read_text(encoding="utf-8"))["key"] != corpus.key:
+    if record.is_file() and read_record(record).get("key") != corpus.key:
         raise DataError(f"{config.data} or its tokenizer has changed since {run.path} was started; start a new run")
     write_json(record, {"key": corpus.key, "folder": str(corpus.folder.resolve())})
     return corpus

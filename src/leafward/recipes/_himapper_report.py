@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from leafward.engine.config import to_dict
+from leafward.files import read_record
 from leafward.recipes._hcformer_report import NAMES, ONE_SEED, difference, estimate, scored
+from leafward.recipes._members import with_twins_named
 from leafward.report import SERIES, Estimate, Number, Page, legend, new_figure
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def result(monitor: str, results: Sequence[Record], units: Units) -> dict[str, A
     twin = next((arm for arm in others if arm in ("lorentz", "euclidean")), None)
     images = 0 if units[0] is None else len(units[0])
     numbers = scored([results[i] for i in arms[first]], [results[i] for i in arms.get(twin or "", [])], images)
+    numbers = with_twins_named(numbers, first)
     numbers += [_difference(monitor, first, arm, arms, results, units) for arm in others]
     numbers += [_added(results, arms[first], arms["plain"])] if "plain" in others else []
     notes = [] if len(arms[first]) > 1 else [ONE_SEED]
@@ -95,7 +97,7 @@ def write(config: Config, monitor: str, result: Record, curves: Curves, out: Pat
         if any(key in record for records in curves.values() for record in records):
             page.figure(_curve(curves, key), title)
     page.section("How it was run")
-    environment = json.loads((out / "env.json").read_text(encoding="utf-8"))
+    environment = read_record(out / "env.json")
     page.command(shlex.join(environment["argv"]))
     page.details("Configuration", to_dict(config))
     page.environment(environment)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from leafward.adapters.low_rank import LowRankConfig
 from leafward.adapters.scores import radii, radius_sweep, similarity
 from leafward.engine import LoopConfig, Loss, OptimConfig, RunDirectory, fit
 from leafward.errors import UsageError
-from leafward.files import write_json
+from leafward.files import read_record, write_json
 from leafward.recipes._devices import device_of
 from leafward.recipes.data_features import read_images
 from leafward.tasks.fewshot import TEST, TRAIN, few_shot, seeded_split
@@ -81,7 +80,7 @@ def train(config: Config, method: Method, data: Data, run: RunDirectory, *, keep
     folder = run.checkpoints / f"{method.label.replace(', ', '-')}-seed-{config.seed}"
     done = folder / "scores.json"
     if done.is_file():
-        return json.loads(done.read_text(encoding="utf-8"))
+        return read_record(done)
     assert config.model is not None
     encoder = load_encoder(config.model)
     if not encoder.has_images:

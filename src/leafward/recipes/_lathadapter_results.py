@@ -11,6 +11,7 @@ from leafward.engine.config import to_dict
 from leafward.errors import DataError
 from leafward.intervals import mean_interval
 from leafward.report import Estimate, Number, Page, legend, line_with_band, new_figure
+from leafward.report.figures import LIGHT, SERIES
 from leafward.tasks.fewshot import FeatureSet, harmonic_mean
 
 if TYPE_CHECKING:
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 HM = "harmonic mean"
+MISTAKES = {
+    "mistake_severity": "mistake severity",
+    "lca_height": "LCA height",
+    "f1": "hierarchical F1",
+    "decided_lca_height": "LCA height, decided",
+    "decided_f1": "F1, decided",
+}
 
 
 def read_taxonomy(path: Path | None, class_names: Iterable[str]) -> Taxonomy | None:
@@ -117,7 +125,10 @@ def _notes(config: Config, rows: Sequence[Row]) -> list[str]:
     notes = []
     if config.seeds < 2:
         notes.append("One seed: there are no intervals.")
-    notes.append("Prompts act on cached features, as one step of attention to learned tokens, not inside the encoder.")
+    if config.images is None:
+        notes.append(
+            "Prompts act on cached features, as one step of attention to learned tokens, not inside the encoder."
+        )
     chosen = sorted({row["attributes"] for row in rows if row["attributes"] is not None})
     if len(config.attributes) > 1:
         notes.append(f"Numbers of attributes chosen on validation images: {', '.join(map(str, chosen))}.")
@@ -159,25 +170,46 @@ def _accuracies(made: Page, table: Sequence[Row]) -> None:
     if len(shots) < 2:
         return
     for test in tests:
-        figure, axes = new_figure()
-        for method in methods:
-            line_with_band(axes, shots, [cells[method, count, test]["accuracy"] for count in shots], label=method)
-        axes.set(xlabel="shots", ylabel="accuracy, %", xscale="log", xticks=shots, xticklabels=shots)
-        legend(axes)
+        figure, axes = new_figure(height=4.4)
+        for method, look in _looks(methods).items():
+            values = [cells[method, count, test]["accuracy"] for count in shots]
+            line_with_band(axes, shots, values, label=method, **look)
+        axes.set(xlabel="shots", ylabel="accuracy, %", xscale="log")
+        axes.set_xticks(shots, [str(count) for count in shots])
+        axes.set_xticks([], minor=True)
+        legend(axes, ncols=2, loc="upper center", bbox_to_anchor=(0.45, -0.18), handlelength=3)
         made.figure(figure, f"Accuracy on {test} against the number of shots")
+
+
+def _looks(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """A colour for each host, broken with the hierarchy and dotted with its twin; what has neither is grey."""
+    styles = ("-", "--", ":")
+    hosts = [method for method in methods if f"{method} + LatHAdapter" in methods]
+    looks: dict[str, dict[str, Any]] = {}
+    plain = [method for method in methods if method.partition(" + ")[0] not in hosts]
+    for place, method in enumerate(plain):
+        looks[method] = {"color": LIGHT["muted"], "linestyle": styles[place % len(styles)]}
+    for place, host in enumerate(hosts):
+        for top, line in zip(("", " + LatHAdapter", " + Euclidean twin"), styles, strict=True):
+            if host + top in methods:
+                looks[host + top] = {"color": SERIES[place % len(SERIES)], "linestyle": line, "marker": "o"}
+    return looks
 
 
 def _differences(made: Page, differences: Sequence[Row]) -> None:
     if not differences:
         return
     made.section("What the hierarchy adds")
+    tests = list(dict.fromkeys(row["test"] for row in differences))
+    cells = {
+        (row["host"], row["gain"], row["shots"], row["test"]): Estimate(row["difference"], row["interval"])
+        for row in differences
+    }
+    rows = dict.fromkeys(key[:3] for key in cells)
     made.table(
-        ["host", "", "shots", "test", "points"],
-        [
-            [row["host"], row["gain"], row["shots"], row["test"], Estimate(row["difference"], row["interval"])]
-            for row in differences
-        ],
-        "LatHAdapter minus the other, paired by seed, with the 95 % interval of the mean",
+        ["host", "gain", "shots", *tests],
+        [[*row, *(cells.get((*row, test)) for test in tests)] for row in rows],
+        "Points that LatHAdapter adds, paired by seed, with the 95 % interval of the mean",
     )
 
 
@@ -190,12 +222,13 @@ def _mistakes(made: Page, scores: Sequence[Row]) -> None:
     cells = []
     for key in keys:
         found = [row["hierarchy"] for row in rows if (row["method"], row["shots"], row["test"]) == key]
-        means = [_average([each[name] for each in found]) for name in ("mistake_severity", "lca_height", "f1")]
+        means = [_average([each[name] for each in found]) for name in MISTAKES]
         cells.append([*key, *means])
     made.table(
-        ["method", "shots", "test", "mistake severity", "LCA height", "hierarchical F1"],
+        ["method", "shots", "test", *MISTAKES.values()],
         cells,
-        "Mean over seeds; severity is the height of the lowest common ancestor of a wrong answer and the truth",
+        "Mean over seeds; severity is the height of the lowest common ancestor of a wrong answer and the truth; "
+        "decided: the node of least expected distance, which may be an inner one",
     )
 
 

@@ -20,14 +20,17 @@ from leafward.adapters.prompts import (
     PromptKD,
     PromptSRC,
     TipAdapter,
+    TokenPrompts,
     ZeroShot,
 )
+from leafward.adapters.prompts.features import Sides
 from leafward.engine import LoopConfig, Loss, OptimConfig, RunDirectory, fit, load_published, publish
 from leafward.engine.data import mix
 from leafward.errors import DataError
-from leafward.hierarchy import Taxonomy, metrics
+from leafward.hierarchy import Taxonomy, decide, metrics
 from leafward.recipes._devices import device_of
-from leafward.tasks.fewshot import Episode, Exam
+from leafward.recipes._lathadapter_images import CHUNK, Pixels, cached, image_set, open_clip_model
+from leafward.tasks.fewshot import Episode, Exam, FeatureSet, read_features
 
 if TYPE_CHECKING:
     from leafward.recipes.lathadapter import Config
@@ -61,10 +64,32 @@ def methods(config: Config) -> list[Method]:
     return found
 
 
+def read_sets(config: Config) -> list[FeatureSet]:
+    """The data set that is trained on and the targets, on features or on images."""
+    if config.features is not None:
+        return [read_features(path) for path in (config.features, *config.targets)]
+    assert config.images is not None
+    assert config.model is not None
+    encoder = open_clip_model(config.model).to(device_of(config.device))
+    return [image_set(path, encoder, config.template) for path in (config.images, *config.targets)]
+
+
+def frozen_sets(sets: Sequence[FeatureSet]) -> list[FeatureSet]:
+    """Sets of images as features of their frozen model."""
+    return [cached(each, each.images.encoder) for each in sets]  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def train_all(
-    config: Config, episodes: Sequence[Episode], folder: Path, taxonomy: Taxonomy | None
+    config: Config,
+    episodes: Sequence[Episode],
+    folder: Path,
+    taxonomy: Taxonomy | None,
+    frozen: Sequence[Episode] | None = None,
 ) -> list[dict[str, Any]]:
-    """Train and score every method on every episode: one row for each exam."""
+    """Train and score every method on every episode: one row for each exam.
+
+    `frozen`: the same episodes on features, for the methods without prompts, where the others are on images.
+    """
     return [
         {
             "method": method.label,
@@ -76,8 +101,9 @@ def train_all(
             "test": exam.name,
             **score(trained, exam, taxonomy),
         }
-        for episode in episodes
+        for images, features in zip(episodes, frozen or episodes, strict=True)
         for method in methods(config)
+        for episode in [features if method.host in config.baselines else images]
         for trained in [train(config, method, episode, folder)]
         for exam in episode.exams
     ]
@@ -101,8 +127,8 @@ class Trained:
         classes = None
         if not same:
             classes = class_inputs(self.method, data.texts, data.teacher_texts, exam.classes, self.teacher).to(device)
-        parts = [self.host(data.images[rows].to(device), classes=classes).logits for rows in exam.rows.split(4096)]
-        logits = torch.cat(parts)
+        chunks = exam.rows.split(chunk(data.images))
+        logits = torch.cat([self.host(data.images[rows].to(device), classes=classes).logits for rows in chunks])
         if not same and isinstance(self.host, TipAdapter):
             self._recall(self.host, exam, logits)
         return logits.cpu()
@@ -119,6 +145,11 @@ class Trained:
             part[:, known] += said[:, cached]
 
 
+def chunk(images: Tensor | Pixels) -> int:
+    """Rows that are computed at once where no gradient is wanted."""
+    return 4096 if isinstance(images, Tensor) else CHUNK
+
+
 def class_inputs(
     method: Method, texts: Tensor, teacher_texts: Tensor | None, classes: Tensor, teacher: Host | None
 ) -> Tensor:
@@ -127,7 +158,7 @@ def class_inputs(
         return texts[classes]
     assert teacher is not None
     own = texts if teacher_texts is None else teacher_texts
-    if own.shape[1] != teacher.classes.shape[1]:
+    if own.is_floating_point() and own.shape[1] != teacher.classes.shape[1]:
         raise DataError(
             f"PromptKD's teacher has features of width {teacher.classes.shape[1]}, and the data set brings width "
             f"{own.shape[1]}: its file needs teacher_text_features"
@@ -167,8 +198,9 @@ def _train_one(config: Config, method: Method, episode: Episode, folder: Path, t
     torch.manual_seed(mix(episode.seed, 7))  # the same beginning with and without a latent hierarchy
     host = build(config, method, episode, teacher).to(device)
     trained = Trained(method, host, episode, teacher)
-    images, labels = episode.data.images[episode.train].to(device), episode.targets(episode.train).to(device)
+    images, labels = _shots(episode, device), episode.targets(episode.train).to(device)
     if isinstance(host, TipAdapter):
+        assert isinstance(images, Tensor)
         host.remember(images, labels)
     if not any(parameter.requires_grad for parameter in host.parameters()):
         return trained
@@ -181,6 +213,12 @@ def _train_one(config: Config, method: Method, episode: Episode, folder: Path, t
     return trained
 
 
+def _shots(episode: Episode, device: torch.device) -> Tensor | Pixels:
+    """The images of a training: features in memory, or pixels that are read batch by batch."""
+    images: Tensor | Pixels = episode.data.images
+    return images[episode.train].to(device) if isinstance(images, Tensor) else images.take(episode.train)
+
+
 def _name(method: Method, episode: Episode) -> str:
     words = f"{method.label} {episode.shots} shots seed {episode.seed}".replace(" + ", "-").replace(" ", "-")
     return words if method.attributes is None else f"{words}-{method.attributes}-attributes"
@@ -191,7 +229,8 @@ def _teaching(teacher: Host, episode: Episode) -> Tensor:
     """A teacher's features of the training images, with its prompts."""
     data = episode.data
     images = data.images if data.teacher_images is None else data.teacher_images
-    return teacher.eval().image(images[episode.train].to(teacher.classes.device))
+    device, chunks = teacher.classes.device, episode.train.split(chunk(images))
+    return torch.cat([teacher.eval().image(images[rows].to(device)) for rows in chunks])
 
 
 def _fit(config: Config, trained: Trained, lesson: _Lesson, place: Path) -> None:
@@ -219,7 +258,7 @@ def build(config: Config, method: Method, episode: Episode, teacher: Host | None
     """An untrained host for the classes of an episode, with its latent hierarchy."""
     data = episode.data
     classes = class_inputs(method, data.texts, data.teacher_texts, episode.classes, teacher).detach().cpu()
-    host = _host(config, method.host, classes, data.images.shape[1])
+    host = _host(config, method.host, classes, data)
     if method.geometry is not None:
         assert method.attributes is not None
         latent = LatentHierarchyConfig(
@@ -238,8 +277,8 @@ def build(config: Config, method: Method, episode: Episode, teacher: Host | None
     return host
 
 
-def _host(config: Config, name: str, classes: Tensor, width: int) -> Host:
-    tokens, depth, scale = config.tokens, config.depth, config.scale
+def _host(config: Config, name: str, classes: Tensor, data: FeatureSet) -> Host:
+    depth, scale = config.depth, config.scale
     if name == "zero-shot":
         return ZeroShot(classes, scale)
     if name == "clip-adapter":
@@ -247,21 +286,33 @@ def _host(config: Config, name: str, classes: Tensor, width: int) -> Host:
     if name == "tip-adapter":
         return TipAdapter(classes, scale)
     if name == "coop":
-        return Coop(FeaturePrompts(width, tokens, depth), classes, scale)
+        return Coop(_prompts(config, data, depth, "text"), classes, scale)
     if name == "maple":
-        return MaPLe(FeaturePrompts(width, tokens, depth + DEEPER, "coupled"), classes, scale)
+        return MaPLe(_prompts(config, data, depth + DEEPER, "coupled"), classes, scale)
     if name == "promptsrc":
-        return PromptSRC(FeaturePrompts(width, tokens, depth, "both"), classes, scale)
-    return PromptKD(FeaturePrompts(width, tokens, depth, "both"), classes, width, scale)
+        return PromptSRC(_prompts(config, data, depth, "both"), classes, scale)
+    images: Tensor | Pixels = data.images
+    width = images.shape[1] if isinstance(images, Tensor) else images.encoder.model.config.projection_dim
+    return PromptKD(_prompts(config, data, depth, "both"), classes, width, scale)
+
+
+def _prompts(config: Config, data: FeatureSet, depth: int, sides: Sides) -> nn.Module:
+    """Tokens inside the model where there are images, their stand-in for features otherwise."""
+    images: Tensor | Pixels = data.images
+    if isinstance(images, Tensor):
+        return FeaturePrompts(images.shape[1], config.tokens, depth, sides)
+    model = images.encoder.model
+    layers = min(len(side.encoder.layers) for side in (model.text_model, model.vision_model))
+    return TokenPrompts(model, data.texts, config.tokens, min(depth, layers), sides)
 
 
 class _Lesson:
-    """The shots in memory; a batch is a tensor of row numbers."""
+    """The shots; a batch is a tensor of row numbers."""
 
     # Some parameters of a host may rest: the text context of PromptKD's student.
     unused_parameters = True
 
-    def __init__(self, images: Tensor, labels: Tensor, teaching: Tensor | None) -> None:
+    def __init__(self, images: Tensor | Pixels, labels: Tensor, teaching: Tensor | None) -> None:
         self.images, self.labels, self.teaching = images, labels, teaching
 
     @property
@@ -273,24 +324,30 @@ class _Lesson:
 
     def loss(self, model: nn.Module, batch: Tensor) -> Loss:
         teaching = None if self.teaching is None else self.teaching[batch]
-        output = model(self.images[batch], self.labels[batch], teacher=teaching)
+        output = model(self.images[batch].to(self.labels.device), self.labels[batch], teacher=teaching)
         count = len(batch)
         parts = {name: count * value.detach() for name, value in output.losses.items()}
         return Loss(count * output.loss, count, parts)
 
 
 def score(trained: Trained, exam: Exam, taxonomy: Taxonomy | None) -> dict[str, Any]:
-    """Accuracy in percent and, with a taxonomy, what the mistakes are like."""
-    found = trained.logits(exam).argmax(dim=1)
+    """Accuracy in percent and, with a taxonomy that has the classes, what the mistakes are like: of the most probable
+    class, and of the answer of least expected distance, which may be an inner node."""
+    logits = trained.logits(exam)
+    found = logits.argmax(dim=1)
     result: dict[str, Any] = {"accuracy": 100.0 * float((found == exam.targets).double().mean())}
-    if taxonomy is not None:
-        names = [exam.data.class_names[number] for number in exam.classes.tolist()]
-        predicted = [names[place] for place in found.tolist()]
+    names = [exam.data.class_names[number] for number in exam.classes.tolist()]
+    if taxonomy is not None and set(names) <= set(taxonomy.names):
         true = [names[place] for place in exam.targets.tolist()]
-        report = metrics.evaluate(taxonomy, predicted, true)
+        probabilities = logits.double().softmax(dim=1)
+        decided = decide.expected_cost(taxonomy, probabilities, "distance", names, range(len(taxonomy)))
+        report = metrics.evaluate(taxonomy, [names[place] for place in found.tolist()], true)
+        backed = metrics.evaluate(taxonomy, decided, true)
         result["hierarchy"] = {
             "mistake_severity": report.mistake_severity,
             "lca_height": report.lca_height,
             "f1": report.f1,
+            "decided_lca_height": backed.lca_height,
+            "decided_f1": backed.f1,
         }
     return result

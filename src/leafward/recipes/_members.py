@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from leafward.engine import Cluster, RunDirectory, to_dict
 from leafward.engine.run import CONFIG, MEMBERS, MODEL, RESULT
+from leafward.report import Number
 
 C = TypeVar("C")
 Run = TypeVar("Run", bound=RunDirectory)
@@ -94,3 +95,9 @@ def finish(run: RunDirectory, result: dict[str, Any], write_page: Callable[[], N
         result["notes"].append(f"There is no report.html: the package {error.name!r} is missing.")
         run.finish(result)
     return result
+
+
+def with_twins_named(numbers: Iterable[Number], geometry: str | None) -> list[Number]:
+    """`numbers` of models of `geometry`, the twin called what it is: flat where ours is curved, and the other way."""
+    name = "Lorentz twin" if geometry == "euclidean" else "Euclidean twin"
+    return [replace(number, twin_name=name) for number in numbers]

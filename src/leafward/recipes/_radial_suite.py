@@ -13,6 +13,7 @@ from torch import Tensor
 from leafward.adapters.encoders import Encoder
 from leafward.adapters.radial_config import Geometry
 from leafward.errors import DataError, UsageError
+from leafward.intervals import Interval, rank_correlation_interval, share_interval
 from leafward.tasks import hierarcaps, hyperlex
 from leafward.tasks.captions import image_key, parquet_columns, read_captions, second_captions
 from leafward.tasks.retrieval import recall_at_k
@@ -100,31 +101,45 @@ def score_suite(
     c: float = 1.0,
 ) -> dict[str, float]:
     """All numbers that the suite can give, by name; `roots`: learned ones by their text; geometry: of the angles."""
+    return measure_suite(suite, encoder, roots, geometry, c)[0]
+
+
+def measure_suite(
+    suite: Suite, encoder: Encoder, roots: dict[str, Tensor] | None, geometry: Geometry, c: float
+) -> tuple[dict[str, float], dict[str, Interval]]:
+    """What :func:`score_suite` gives, and intervals over the chains, images, pairs or queries of the test."""
     found: dict[str, float] = {}
+    intervals: dict[str, Interval] = {}
     if suite.candidates is not None:
-        found |= _score_chains(suite.candidates, suite.queries, encoder, roots)
+        found, intervals = _score_chains(suite.candidates, suite.queries, encoder, roots)
     if suite.words is not None:
         features = encoder.encode_text(hyperlex.words(suite.words))
         scores = hyperlex.score(suite.words, features, root_vectors(encoder, [""], roots)[0], geometry, c)
         for part, values in scores.items():
-            found |= {f"hyperlex_{part}": values["angle"], f"hyperlex_{part}_cosine": values["cosine"]}
-    return found
+            for name, value in ((f"hyperlex_{part}", "angle"), (f"hyperlex_{part}_cosine", "cosine")):
+                found[name] = values[value]
+                interval = rank_correlation_interval(values[value], int(values["pairs"]))
+                intervals |= {} if interval is None else {name: interval}
+    return found, intervals
 
 
 def _score_chains(
     candidates: hierarcaps.Candidates, queries: Queries | None, encoder: Encoder, roots: dict[str, Tensor] | None
-) -> dict[str, float]:
+) -> tuple[dict[str, float], dict[str, Interval]]:
     text = encoder.encode_text(candidates.texts)
     root = root_vectors(encoder, candidates.roots, roots)
     if queries is None:
-        return {"tau": hierarcaps.score(candidates, text, root).tau}
+        scores = hierarcaps.score(candidates, text, root)
+        return {"tau": scores.tau}, scores.intervals
     asked = queries.encode(encoder)
     scores = hierarcaps.score(candidates, text, root, asked, queries.keys)
     found = {name: value for name, value in scores.to_dict().items() if name != "chains"}
     # The standard task beside the hierarchy: find the finest caption of each image among those of all images.
     chains = [candidates.chains_of[key][0] for key in queries.keys]
     finest = text[candidates.ids[chains, -1].to(text.device)]
-    return found | {f"retrieval_{name}": value for name, value in recall_at_k(asked, finest).items()}
+    recalls = {f"retrieval_{name}": value for name, value in recall_at_k(asked, finest).items()}
+    shares = {name: share_interval(round(value * len(asked)), len(asked)) for name, value in recalls.items()}
+    return found | recalls, scores.intervals | shares
 
 
 def root_vectors(encoder: Encoder, texts: Sequence[str], learned: dict[str, Tensor] | None = None) -> Tensor:

@@ -20,7 +20,8 @@ from leafward.engine import Cluster, LoopConfig, OptimConfig, RunDirectory, fit
 from leafward.errors import DataError
 from leafward.files import replacing
 from leafward.hierarchy import metrics
-from leafward.recipes._radial_suite import Suite, load_suite, root_vectors, score_suite
+from leafward.intervals import Interval
+from leafward.recipes._radial_suite import Suite, load_suite, measure_suite, root_vectors
 from leafward.report import Number
 from leafward.tasks.captions import Captions, image_key, read_captions, without_images_of
 from leafward.tasks.radial import CaptionData, RadialTask
@@ -45,7 +46,7 @@ def train(config: Config, directory: RunDirectory, cluster: Cluster) -> dict[str
     encoder = load_encoder(config.model).to(cluster.device)
     suite = load_suite(config.test, encoder, second=config.second, images=config.images, words=config.hyperlex)
     learned, watched = split(captions_of(config), config.validation, config.seed)
-    before = score(suite, encoder, None, config)
+    before, _ = score(suite, encoder, None, config)
     data = CaptionData(learned, encoder)
     if config.objective.root == "learned":
         check_roots(suite, data)
@@ -54,14 +55,15 @@ def train(config: Config, directory: RunDirectory, cluster: Cluster) -> dict[str
     trained, total = trainable_parameters(model)
     done = fit(model, task, *loop_and_optim(config, len(data)), directory, cluster)
     merge_adapters(encoder)
-    after = score(suite, encoder, learned_roots(model), config)
+    after, intervals = score(suite, encoder, learned_roots(model), config)
     if cluster.main:
         encoder.save_pretrained(directory.path / "model")
         save_roots(model, directory.path / ROOTS)
     return {
-        "headline": [number.to_json() for number in headline(before, after)],
+        "headline": [number.to_json() for number in headline(before, after, intervals)],
         "before": before,
         "after": after,
+        "intervals": intervals,
         "captions": {"learned": len(data), "validation": len(watched)},
         "parameters": {"trained": trained, "all": total},
         "validation": done.metrics,
@@ -156,8 +158,10 @@ def loop_and_optim(config: Config, samples: int) -> tuple[LoopConfig, OptimConfi
     return loop, optim
 
 
-def score(suite: Suite, encoder: Encoder, roots: dict[str, Tensor] | None, config: Config) -> dict[str, float]:
-    return score_suite(suite, encoder, roots, config.objective.geometry, config.objective.c)
+def score(
+    suite: Suite, encoder: Encoder, roots: dict[str, Tensor] | None, config: Config
+) -> tuple[dict[str, float], dict[str, Interval]]:
+    return measure_suite(suite, encoder, roots, config.objective.geometry, config.objective.c)
 
 
 def learned_roots(model: RadialModel) -> dict[str, Tensor] | None:
@@ -190,17 +194,26 @@ def load_roots(run: Path) -> dict[str, Tensor] | None:
         raise DataError(f"cannot read {run / ROOTS}: {error}") from error
 
 
-def headline(before: dict[str, float], after: dict[str, float]) -> list[Number]:
-    """The numbers that matter, with what they were before."""
+def headline(before: dict[str, float], after: dict[str, float], intervals: dict[str, Interval]) -> list[Number]:
+    """The numbers that matter, with what they were before; intervals are over the items of the test, not over seeds."""
     return [
-        Number(label, after[name], better=better, note=f"before: {before[name]:.3f}")
+        Number(
+            label,
+            after[name],
+            interval=intervals.get(name),
+            better=better,
+            note=f"before: {before[name]:.3f}; interval over the test's items",
+        )
         for name, (label, better) in SHOWN.items()
         if name in after
     ]
 
 
-def with_twin(result: dict[str, Any], twin: dict[str, Any]) -> dict[str, Any]:
-    """The result with the twin's scores beside its own."""
+def with_twin(result: dict[str, Any], twin: dict[str, Any], config: Config) -> dict[str, Any]:
+    """The result with the scores of its twin, in the other geometry, beside its own."""
+    name = "hyperbolic twin" if config.objective.geometry == "euclidean" else "Euclidean twin"
     numbers = zip(result["headline"], twin["headline"], strict=True)
-    headline = [own | {"twin": other["value"]} for own, other in numbers]
+    headline = [
+        own | {"twin": other["value"], "twin_interval": other["interval"], "twin_name": name} for own, other in numbers
+    ]
     return result | {"headline": headline, "twin": twin["after"]}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from leafward.adapters import adapters, from_pretrained, load_encoder, save_pretrained, trainable_parameters
@@ -13,28 +15,32 @@ from leafward.engine import RunDirectory, from_dict, load_published
 from leafward.engine.config import to_dict
 from leafward.errors import UsageError
 from leafward.recipes._hyperclip_training import adapt
+from leafward.recipes._segmenter_drawing import MOST_BARS, bars, overlay, png
 from leafward.report import Number, Page
-from leafward.tasks.open_vocabulary import Segmenter
+from leafward.tasks.open_vocabulary import Segmenter, as_bytes, segment
 from leafward.tasks.segmentation import SceneSets
 
 if TYPE_CHECKING:
     from leafward.recipes.segmenter import Config
 
-ADAPTER, DECODER = "adapter", "decoder"
+SHOWN = 4
+"""Held-out scenes on the page."""
+ADAPTER, CLIP, DECODER = "adapter", "model", "decoder"
 
 
 def build(config: Config) -> Segmenter:
     """An untrained segmenter with its adapter."""
     torch.manual_seed(config.seed)
-    model = _segmenter(config)
+    assert config.model is not None
+    model = _segmenter(config, config.model)
     adapt(model.encoder.model, config, config.method)  # pyright: ignore[reportArgumentType]
+    model.encoder.lr_ratio = config.clip_lr_ratio  # pyright: ignore[reportArgumentType]
     return model
 
 
-def _segmenter(config: Config) -> Segmenter:
-    assert config.model is not None
+def _segmenter(config: Config, clip: str | Path) -> Segmenter:
     model = Segmenter(
-        load_encoder(config.model),
+        load_encoder(clip),
         channels=config.channels,
         window=config.window,
         score=config.score,
@@ -48,9 +54,11 @@ def _segmenter(config: Config) -> Segmenter:
 
 
 def save(model: Segmenter, folder: Path) -> None:
-    """Write the adapter of a run, where it has one."""
+    """Write the adapter of a run, or CLIP itself where its own weights were trained."""
     if adapters(model.encoder.model):
         save_pretrained(model.encoder.model, folder / ADAPTER)
+    elif trainable_parameters(model.encoder.model)[0]:
+        model.encoder.save_pretrained(folder / CLIP)
 
 
 def open_run(path: Path) -> tuple[Config, Segmenter]:
@@ -61,18 +69,25 @@ def open_run(path: Path) -> tuple[Config, Segmenter]:
     if run.recipe != "segmenter" or not run.finished:
         raise UsageError(f"{path} is not a finished run of leafward train segmenter")
     config = from_dict(Config, run.config)
-    model = _segmenter(config)
+    assert config.model is not None
+    model = _segmenter(config, path / CLIP if (path / CLIP).is_dir() else config.model)
     if (path / ADAPTER).is_dir():
         from_pretrained(model.encoder.model, path / ADAPTER)
     model.decoder.load_state_dict(load_published(path / DECODER)[1])
     return config, model.eval()
 
 
-def summarise(config: Config, scenes: SceneSets, model: Segmenter, metrics: dict[str, float]) -> dict[str, Any]:
-    """The content of result.json."""
+def summarise(
+    config: Config,
+    scenes: SceneSets,
+    model: Segmenter,
+    metrics: dict[str, float],
+    ious: Sequence[float | None],
+) -> dict[str, Any]:
+    """The content of result.json; `ious` of the classes."""
     scored = min(len(scenes.held_out), config.most_scored or len(scenes.held_out))
     trained = trainable_parameters(model.encoder.model)[0]
-    note = f"{scored} held-out scenes; {trained:,} trained parameters in CLIP"
+    note = f"{scored} held-out scene{'s' * (scored != 1)}; {trained:,} trained parameters in CLIP"
     headline = [
         Number("mIoU", 100.0 * metrics["miou"], unit="%", better="higher", note=note),
         Number("pixel accuracy", 100.0 * metrics["pixel_accuracy"], unit="%", better="higher"),
@@ -80,13 +95,31 @@ def summarise(config: Config, scenes: SceneSets, model: Segmenter, metrics: dict
     return {
         "headline": [number.to_json() for number in headline],
         "metrics": metrics,
+        "iou": [{"class": name, "iou": iou} for name, iou in zip(scenes.classes, ious, strict=True)],
         "data": {"classes": len(scenes.classes), "train": len(scenes.train), "held_out": len(scenes.held_out)},
         "notes": ["One seed was trained: there is no interval."],
     }
 
 
-def page(config: Config, result: dict[str, Any], environment: dict[str, Any]) -> Page:
-    """The page of a run, not yet written."""
+def drawn(model: Segmenter, scenes: SceneSets, size: int) -> list[tuple[str, bytes]]:
+    """The first held-out scenes as PNG: the photo, the truth and the answer side by side."""
+    classes = scenes.classes
+    with torch.no_grad():
+        text = model.text([name.replace("_", " ") for name in classes])
+    pictures = []
+    for index in range(min(SHOWN, len(scenes.held_out))):
+        image = as_bytes(scenes.held_out.image(index))
+        places = (scenes.held_out.mask(index), segment(model, image, text, size).numpy())
+        photo = image.permute(1, 2, 0).numpy()
+        row = [photo, *(overlay(photo, each, len(classes)) for each in places)]
+        pictures.append((scenes.held_out.pairs[index][0].name, png(np.concatenate(row, axis=1))))
+    return pictures
+
+
+def page(
+    config: Config, result: dict[str, Any], environment: dict[str, Any], pictures: Sequence[tuple[str, bytes]]
+) -> Page:
+    """The page of a run, not yet written; `pictures` of scenes by name."""
     data = result["data"]
     made = Page(
         "Open-vocabulary segmentation",
@@ -96,6 +129,14 @@ def page(config: Config, result: dict[str, Any], environment: dict[str, Any]) ->
     for note in result["notes"]:
         made.note(note)
     made.headline([Number.from_json(number) for number in result["headline"]])
+    made.section("Classes")
+    names, ious = [row["class"] for row in result["iou"]], [row["iou"] for row in result["iou"]]
+    caption = "IoU over the held-out scenes, in the colours of the pictures below"
+    more = sum(iou is not None for iou in ious) - MOST_BARS
+    made.figure(bars(names, ious, "IoU, %"), caption + (f"; {more} lower ones are in result.json" if more > 0 else ""))
+    made.section("Held-out scenes")
+    for name, data in pictures:
+        made.image(data, alt=f"{name}: photo, truth and answer", caption=f"{name}: photo, truth, answer")
     made.section("How it was run")
     made.command(shlex.join(environment["argv"]))
     made.details("Configuration", to_dict(config))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from leafward.engine.config import config_hash
 from leafward.errors import DataError, LeafwardError
-from leafward.files import finite, replacing, write_json, write_text
+from leafward.files import finite, read_bytes, read_record, replacing, write_json, write_text
 
 if TYPE_CHECKING:
     from leafward.recipes.superposition import Config
@@ -29,6 +29,9 @@ MODELS_ON_CPU = 15  # per process: enough to make its start worth while
 FIRST_STRETCH, STRETCH_SECONDS = 16, 0.5  # steps between looks at the clock and for signals, and their aim
 NORM_EDGES = [k / 32 for k in range(57)]  # bins of the histogram of row norms; the last one takes all above
 STATE, DONE, RESULT, ERROR, STOP, TABLE = "state.safetensors", "done", "result.json", "error.txt", "stop", "table.json"
+MEASURED = ("loss", "loss_floor", "overlap_mean", "phi_half", "phi_one", "random_overlap_variance", "weak_loss")
+MEASURED += ("strong_overlap_mean", "strong_overlap_variance", "ambiguity")
+"""Numbers of a row that the analysis reads; None where there was none to be had."""
 
 Pack = dict[str, Any]
 
@@ -135,7 +138,7 @@ def train(packs: Sequence[Pack], out: Path, workers: int, executor: str = "local
     """
     home = out / "checkpoints"
     if (home / TABLE).exists():
-        return _read(home / TABLE)
+        return _checked(read_record(home / TABLE), packs, home / TABLE) | {"failures": []}
     (home / STOP).unlink(missing_ok=True)
     began = monotonic()
     with _watching(packs, home) as done:
@@ -177,6 +180,9 @@ def _train_apart(
         except KeyboardInterrupt:
             raise _interrupted(received[-1], packs, home) from None
     failures = [_failure(failure.config, failure.message, failure.trace) for failure in jobs.failures]
+    for pack, result in zip(packs, jobs.results, strict=True):
+        if result is not None:
+            _checked(result, [pack], home / config_hash(pack)[:16] / RESULT)
     return jobs.results, failures
 
 
@@ -197,7 +203,7 @@ def _train_here(packs: Sequence[Pack], home: Path) -> tuple[list[Any], list[dict
                     failures.append(_failure(pack, f"{type(error).__name__}: {error}", directory / ERROR))
                     results.append(None)
                     continue
-            results.append(_read(directory / RESULT))
+            results.append(_checked(read_record(directory / RESULT), [pack], directory / RESULT))
     return results, failures
 
 
@@ -351,11 +357,28 @@ def _watching(packs: Sequence[Pack], home: Path) -> Iterator[Callable[[], int]]:
 
 
 def _model_steps(home: Path) -> int:
-    return sum(int(path.read_text(encoding="ascii") or 0) for path in home.glob(f"*/{DONE}"))
+    counts = (read_bytes(path) for path in home.glob(f"*/{DONE}"))
+    return sum(int(count) for count in counts if count.isdigit())
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _checked(held: dict[str, Any], packs: Sequence[Pack], path: Path) -> dict[str, Any]:
+    """What `path` holds of an earlier attempt, refused where it is not of these packs or lacks what is analysed."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
+        times = held["time"] if "time" in held else {"seconds": held["seconds"]}
+        found = {(row["width"], row["decay"], row["law"], row["seed"], row["dataset_rows"]) for row in held["rows"]}
+        numbers = [row[name] for row in held["rows"] for name in MEASURED if row[name] is not None]
+        numbers += [*times.values(), *(row["step"] for row in held["rows"])]
+        bars = [entry["counts"] for entry in held["norms"]]
+        numbers += [entry[name] for entry in held["norms"] for name in ("width", "decay", "seed")]
+        whole = all(len(each) == len(NORM_EDGES) - 1 for each in bars)
+        numbers += [count for each in bars for count in each]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path} is damaged: {error!r}; remove it, and what it held is measured again") from error
+    planned = {
+        (model["width"], model["decay"], model["law"], model["seed"], pack["options"]["dataset_rows"])
+        for pack in packs
+        for model in pack["models"]
+    }
+    if found != planned or not whole or not all(isinstance(number, int | float) for number in numbers):
+        raise DataError(f"{path} is damaged: its rows are not those of this run; remove it to measure them again")
+    return held

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from leafward.errors import DataError, UsageError, nearest
+from leafward.files import check_arrays, read_json, read_text, whole_arrays
 from leafward.hierarchy import Taxonomy
 
 WORDNET = "wordnet"
@@ -44,6 +45,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """Every array of a .npy (called "array"), .npz or .safetensors file; nothing is unpickled."""
     _check_ending(path, ARRAYS)
     try:
+        check_arrays(path)
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
@@ -53,7 +55,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
                 for name, tensor in load_file(path).items()
             }
         loaded = np.load(path, allow_pickle=False)
-        return {"array": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
+        return {"array": loaded} if isinstance(loaded, np.ndarray) else whole_arrays(loaded)
     except Exception as error:  # a damaged file can raise nearly anything in these libraries
         raise DataError(f"{path}: cannot be read as {path.suffix}: {error}") from error
 
@@ -85,11 +87,8 @@ def checked_matrix(values: np.ndarray, what: str) -> np.ndarray:
 def read_table(path: Path) -> dict[str, list[str]]:
     """The columns of a CSV file with a header."""
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            rows = [row for row in csv.reader(file) if row]
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
+        rows = [row for row in csv.reader(StringIO(read_text(path), newline="")) if row]
+    except csv.Error as error:
         raise DataError(f"{path}: not a CSV file: {error}") from error
     if len(rows) < 2:
         raise DataError(f"{path}: expected a header and at least one row, got {len(rows)} lines")
@@ -111,13 +110,7 @@ def read_names(path: Path, column: str) -> list[str]:
         if column not in table:
             raise DataError(f"{path}: has no column {column!r}; {nearest(column, table)}")
         return table[column]
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        names = json.loads(text) if path.suffix == ".json" else [line.strip() for line in text.splitlines()]
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise DataError(f"{path}: not readable as {path.suffix}: {error}") from error
+    names = read_json(path) if path.suffix == ".json" else [line.strip() for line in read_text(path).splitlines()]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise DataError(f"{path}: expected a list of names")
     return names

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,13 +10,14 @@ import numpy as np
 import torch
 
 from leafward.engine.config import to_dict
-from leafward.files import finite
+from leafward.files import finite, read_record
 from leafward.geometry import Lorentz
 from leafward.intervals import mean_interval
 from leafward.report import SERIES, Estimate, Number, Page, legend, line_with_band, literal, new_figure
 from leafward.report.figures import LIGHT
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from leafward.engine import RunDirectory
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from leafward.recipes.taxonomy import Config
 
 MOST_DRAWN = 2500
-NAMED = 24
+MOST_NAMED = 40
+FARTHEST = 3.5  # radius of the outermost node in the picture: tanh(3.5/2) = 0.94 of the disk's
+ARC_POINTS = 17
 SCORES = {
     "mean_average_precision": ("mean average precision", "higher", "of the ancestors among all nodes"),
     "mean_rank": ("mean rank", "lower", "of an ancestor among the nodes that are none"),
@@ -86,7 +88,7 @@ def _mean(values: Sequence[float]) -> float:
 
 def write(config: Config, tax: Taxonomy, result: dict[str, Any], members: Sequence[Member], run: RunDirectory) -> None:
     """Write report.html in the run directory."""
-    environment = json.loads((run.path / "env.json").read_text(encoding="utf-8"))
+    environment = read_record(run.path / "env.json")
     page = Page(
         "Taxonomy embedding",
         subtitle=f"{config.data}: {result['taxonomy']}, {result['pairs']:,} pairs of a node and its ancestor; "
@@ -96,7 +98,8 @@ def write(config: Config, tax: Taxonomy, result: dict[str, Any], members: Sequen
         page.note(note)
     page.headline([Number.from_json(number) for number in result["headline"]])
     page.section("Pictures")
-    page.figure(disk(tax, members[0].tangent() * config.c**0.5), _disk_caption(tax, config))
+    tangent = members[0].tangent() * config.c**0.5
+    page.figure(disk(tax, tangent), _disk_caption(tax, config, _shrink(tangent)))
     page.figure(radii(tax, members), "Radius against level: mean, and the tenth to the ninetieth percentile.")
     page.figure(losses(members), "Training loss, mean over the pairs.")
     page.section("Scores")
@@ -125,34 +128,56 @@ def write(config: Config, tax: Taxonomy, result: dict[str, Any], members: Sequen
 
 
 def disk(tax: Taxonomy, tangent: torch.Tensor) -> Figure:
-    """The nodes in the Poincaré disk, edges to their parents, coloured by the branch below the root.
+    """The nodes in the Poincaré disk, geodesics to their parents, coloured by the branch below the root.
 
     tangent (N, n): tangent vectors at the origin, as long as √c · radius.
     """
     from matplotlib.collections import LineCollection
 
     shown = np.sort(tax.order[:MOST_DRAWN])  # in topological order, so every ancestor of a shown node is shown
-    place = _on_the_disk(tangent)
-    figure, axes = new_figure(5.6, 5.6)
+    H, points = Lorentz(1.0), _in_the_plane(tangent)
+    place = H.to_poincare(points).numpy()
+    figure, axes = new_figure(7.4, 5.6)
     child, parent = tax.parents.expand(shown)
-    segments = np.stack([place[shown[child]], place[parent]], axis=1)
-    axes.add_collection(LineCollection(list(segments), colors=LIGHT["rule"], linewidths=0.5, zorder=1))
+    steps = torch.linspace(0, 1, ARC_POINTS, dtype=points.dtype)[:, None]
+    arcs = H.to_poincare(H.geodesic(points[shown[child], None], points[parent, None], steps)).numpy()
+    axes.add_collection(LineCollection(list(arcs), colors=LIGHT["muted"], linewidths=0.6, alpha=0.6, zorder=1))
     branch = _branches(tax)[shown]
     for number in range(-1, len(SERIES)):
         here = shown[branch == number]
         colour = LIGHT["muted"] if number < 0 else SERIES[number]
-        axes.plot(*place[here].T, ".", color=colour, markersize=2.5 if len(shown) > 300 else 5, zorder=2)
-    for node in tax.order[: min(NAMED, len(tax))]:
-        axes.annotate(literal(tax.names[node]), tuple(place[node]), fontsize=6.5, zorder=3)
+        axes.plot(*place[here].T, ".", color=colour, markersize=3 if len(shown) > 300 else 7, zorder=2)
+    _label(axes, [literal(tax.names[node]) for node in tax.order[:MOST_DRAWN]], place[tax.order[:MOST_DRAWN]])
     angle = np.linspace(0, 2 * np.pi, 361)
     axes.plot(np.cos(angle), np.sin(angle), color=LIGHT["muted"], linewidth=0.8)
-    axes.set(aspect="equal", xlim=(-1.04, 1.04), ylim=(-1.04, 1.04))
+    axes.set(aspect="equal", xlim=(-1.4, 1.4), ylim=(-1.05, 1.05))
     axes.axis("off")
     return figure
 
 
-def _on_the_disk(tangent: torch.Tensor) -> np.ndarray:
-    """Tangent vectors (N, n) as points of the unit disk (N, 2): at their own radius, in the direction that the two
+def _label(axes: Axes, names: Sequence[str], place: np.ndarray) -> None:
+    """Names beside their points, on the side away from the centre; one that would cover an earlier one is left out."""
+    height, width = 0.055, 0.032  # of a letter, in units of the disk
+    taken: list[tuple[float, float, float, float]] = []
+    for name, (x, y) in zip(names, place, strict=True):
+        side = 1 if x >= 0 else -1
+        near, far = x + side * 0.025, x + side * (0.025 + width * len(name))
+        box = (min(near, far), max(near, far), y - height / 2, y + height / 2)
+        if any(box[0] < r and left < box[1] and box[2] < top and low < box[3] for left, r, low, top in taken):
+            continue
+        taken.append(box)
+        axes.text(near, y, name, fontsize=9, ha="left" if side > 0 else "right", va="center", zorder=3)
+        if len(taken) == MOST_NAMED:
+            return
+
+
+def _shrink(tangent: torch.Tensor) -> float:
+    """By how much radii are multiplied in the picture, so that the outermost node does not merge with the rim."""
+    return min(1.0, FARTHEST / float(tangent.norm(dim=1).max().clamp(min=1e-9)))
+
+
+def _in_the_plane(tangent: torch.Tensor) -> torch.Tensor:
+    """Tangent vectors (N, n) as Lorentz points (N, 3): at their own (shrunk) radius, in the direction that the two
     principal axes show."""
     v = tangent.double()
     if v.shape[1] == 1:
@@ -160,8 +185,7 @@ def _on_the_disk(tangent: torch.Tensor) -> np.ndarray:
     radius = v.norm(dim=1, keepdim=True)
     if v.shape[1] > 2:
         v = v @ torch.linalg.svd(v, full_matrices=False).Vh[:2].T
-    flat = radius * torch.nn.functional.normalize(v)
-    return Lorentz(1.0).to_poincare(Lorentz(1.0).expmap0(flat)).numpy()
+    return Lorentz(1.0).expmap0(_shrink(tangent) * radius * torch.nn.functional.normalize(v))
 
 
 def _branches(tax: Taxonomy) -> np.ndarray:
@@ -175,10 +199,14 @@ def _branches(tax: Taxonomy) -> np.ndarray:
     return number[top]  # the entry at −1 is the last one, which stays −1
 
 
-def _disk_caption(tax: Taxonomy, config: Config) -> str:
+def _disk_caption(tax: Taxonomy, config: Config, shrink: float) -> str:
     how = "as it is" if config.dim <= 2 else "each node at its own radius, in the direction of two principal axes"
     which = "" if len(tax) <= MOST_DRAWN else f" The first {MOST_DRAWN:,} nodes from the root."
-    return f"The embedding in the Poincaré disk, {how}; colours: the largest branches below the root.{which}"
+    scale = "" if shrink == 1 else f" Radii are drawn at {shrink:.2f} of their length, to keep nodes off the rim."
+    return (
+        f"The embedding in the Poincaré disk, {how}; lines: geodesics to the parents; colours: the largest branches "
+        f"below the root.{scale}{which}"
+    )
 
 
 def radii(tax: Taxonomy, members: Sequence[Member]) -> Figure:

@@ -65,6 +65,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
 
 def _from_taxonomy(args: Args) -> list[Any]:
     from leafward.hierarchy import Taxonomy
+    from leafward.recipes._taxonomy_inputs import named
     from leafward.tasks.captions import readable
     from leafward.tasks.taxonomy_captions import taxonomy_chains, taxonomy_trees
     from leafward.tasks.zeroshot import checked_templates
@@ -72,13 +73,14 @@ def _from_taxonomy(args: Args) -> list[Any]:
     assert args.taxonomy is not None
     (template,) = checked_templates([args.template], "template")
     make = taxonomy_trees if args.branching else taxonomy_chains
-    return make(
-        Taxonomy.load(args.taxonomy),
-        seed=args.seed,
-        caption=lambda name: template.format(readable(name)),
-        keep_root=args.keep_root,
-        root=args.root,
-    )
+    with named(args.taxonomy):
+        return make(
+            Taxonomy.load(args.taxonomy),
+            seed=args.seed,
+            caption=lambda name: template.format(readable(name)),
+            keep_root=args.keep_root,
+            root=args.root,
+        )
 
 
 def _from_captions(args: Args) -> Any:

@@ -1,19 +1,20 @@
 """``leafward data features``: labelled images through a CLIP model, once, into a feature file.
 
-The images are a folder of class folders, or one of the eleven usual data sets with its split file as CoOp's authors
-made it (`split_zhou_NAME.json`: {"train": [[file, label, class name], …], "val": …, "test": …}).
+The images are a folder of class folders, or one of the eleven usual data sets as CoOp's authors lay it out: with its
+split file (`split_zhou_NAME.json`: {"train": [[file, label, class name], …], "val": …, "test": …}), or as
+`leafward.tasks.standard_sets` says.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from leafward.errors import DataError, UsageError
+from leafward.errors import DataError, UsageError, need
+from leafward.files import inside, read_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +26,8 @@ PARTS = ("train", "val", "test")
 @dataclass
 class Args:
     images: Annotated[Path, tyro.conf.Positional]
-    """A folder of class folders, or a folder with a split_zhou_*.json and the images it names."""
+    """A folder of class folders, with or without train, val and test above them; a folder with a split_zhou_*.json and
+    the images it names; or the layout of ImageNet, one of its domains, or FGVC Aircraft."""
     model: str
     """A directory or hub name of CLIP or SigLIP, or open_clip:NAME@WEIGHTS."""
     out: Path
@@ -44,8 +46,11 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     from leafward.adapters import load_encoder
     from leafward.engine import Progress
     from leafward.recipes._devices import device_of
-    from leafward.tasks.fewshot import FeatureSet, seeded_split, write_features
+    from leafward.tasks.features import check_ending
+    from leafward.tasks.fewshot import ENDINGS, FeatureSet, seeded_split, write_features
 
+    need(args.batch >= 1, "batch", "an integer ≥ 1", args.batch)
+    check_ending(args.out, ENDINGS)
     if "{}" not in args.template:
         raise UsageError(f"--template must hold {{}} in the place of the class name, got {args.template!r}")
     files, labels, names, split = read_images(args.images)
@@ -69,12 +74,14 @@ def run(args: Args, console: Console) -> dict[str, Any]:
 
 def read_images(folder: Path) -> tuple[list[Path], list[int], tuple[str, ...], list[int] | None]:
     """Files, labels, class names, and the split where the folder brings one."""
+    from leafward.tasks.standard_sets import read_standard
+
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder of images")
     splits = sorted(folder.glob("split_zhou_*.json"))
     if len(splits) > 1:
         raise DataError(f"{folder} holds {len(splits)} split files; one is needed: {', '.join(p.name for p in splits)}")
-    return _with_split(folder, splits[0]) if splits else _class_folders(folder)
+    return _with_split(folder, splits[0]) if splits else read_standard(folder) or _class_folders(folder)
 
 
 def _class_folders(folder: Path) -> tuple[list[Path], list[int], tuple[str, ...], None]:
@@ -84,7 +91,7 @@ def _class_folders(folder: Path) -> tuple[list[Path], list[int], tuple[str, ...]
     files: list[Path] = []
     labels: list[int] = []
     for label, path in enumerate(classes):
-        found = image_files(path)
+        found = image_files(inside(folder, path.name))
         if not found:
             raise DataError(f"the class folder {path} holds no image")
         files += found
@@ -96,11 +103,11 @@ def _class_folders(folder: Path) -> tuple[list[Path], list[int], tuple[str, ...]
 
 def _with_split(folder: Path, split: Path) -> tuple[list[Path], list[int], tuple[str, ...], list[int]]:
     try:
-        parts = json.loads(split.read_text(encoding="utf-8"))
+        parts = read_json(split)
         rows = [
             (str(file), int(label), str(name), PARTS.index(part)) for part in PARTS for file, label, name in parts[part]
         ]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"cannot read the split {split}: {error!r}") from error
     names = {label: name for _, label, name, _ in rows}
     if sorted(names) != list(range(len(names))):
@@ -113,6 +120,6 @@ def _with_split(folder: Path, split: Path) -> tuple[list[Path], list[int], tuple
     )
     if base is None:
         raise DataError(f"{split} names {first!r}, which is neither in {folder} nor in a folder of it")
-    files = [base / file for file, _, _, _ in rows]
+    files = [inside(base, file) for file, _, _, _ in rows]
     ordered = tuple(names[label] for label in range(len(names)))
     return files, [label for _, label, _, _ in rows], ordered, [part for _, _, _, part in rows]

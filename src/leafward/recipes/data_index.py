@@ -80,21 +80,21 @@ def run(args: Args, console: Console) -> dict[str, Any]:
 
 def load(folder: Path) -> tuple[LorentzIndex, dict[str, Any]]:
     """The index and its settings, as :func:`run` wrote them."""
-    import json
-
+    from leafward.files import read_record
     from leafward.hierarchy import LorentzIndex
 
     try:
-        settings = json.loads((folder / "items.json").read_text(encoding="utf-8"))
-        if settings["version"] != VERSION:
-            raise DataError(f"{folder}: this index is of version {settings['version']}; version {VERSION} can be read")
-        names, scale, vectors = settings["names"], settings["scale"], settings["vectors"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        settings = read_record(folder / "items.json")
+        version, names, vectors = settings["version"], list(settings["names"]), settings["vectors"]
+        scale = float(settings["scale"])
+    except (DataError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder} is not an index that 'leafward data index' wrote: {error}") from error
+    if version != VERSION:
+        raise DataError(f"{folder}: this index is of version {version}; version {VERSION} can be read")
     index = LorentzIndex.load(folder / "index.safetensors")
     if len(names) != len(index):
         raise DataError(f"{folder}: {len(names)} names for {len(index)} points; build the index anew")
-    return index, {"names": names, "scale": float(scale), "vectors": vectors}
+    return index, {"names": names, "scale": scale, "vectors": vectors}
 
 
 def to_points(vectors: Any, kind: str, scale: float, c: float) -> Any:

@@ -40,11 +40,12 @@ class Args:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute."""
     out: Path | None = None
-    """A .json file for the result."""
+    """A folder for evaluation.json and report.html, or NAME.json, with the page beside it as NAME.html."""
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
-    from leafward.recipes._encoder_evaluation import one_source, open_target, show
+    from leafward.recipes._encoder_evaluation import one_source, open_target, shares, show
+    from leafward.report import Number
     from leafward.tasks.breeds import read_breeds, score
     from leafward.tasks.features import read_features
     from leafward.tasks.zeroshot import TEMPLATES, class_vectors, read_templates
@@ -60,7 +61,9 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         nodes = class_vectors(encoder, breeds.words, templates)
         queries, label = _queries(args, breeds, encoder, nodes)
         scores = score(breeds, queries, label, nodes, with_leaf=args.data is not None)
-    return show(console, "breeds", scores, args.out)
+    numbers = [Number("mean accuracy over the depths", scores["mean_accuracy"], better="higher")]
+    numbers += shares({"consistent_paths": "paths that hang together"}, scores, scores["queries"])
+    return show(console, "breeds", args, scores, numbers)
 
 
 def _queries(args: Args, breeds: Breeds, encoder: Encoder, nodes: Tensor) -> tuple[Tensor, np.ndarray]:

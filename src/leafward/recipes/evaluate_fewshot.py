@@ -1,4 +1,4 @@
-"""``leafward evaluate RUN --task fewshot --features FILE``: the hosts of a LatHAdapter run on other data."""
+"""``leafward evaluate RUN [--features FILE] [--protocol NAME]``: the hosts of a LatHAdapter run, scored again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leafward.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-SUMMARY = "Trained few-shot hosts on other feature files: as a cross-dataset or a domain test."
+SUMMARY = "Trained few-shot hosts: by the protocol of their run, or on other feature files (cross-dataset, domain)."
 
 
 @dataclass
@@ -21,9 +21,10 @@ class Args:
     target: Annotated[Path, tyro.conf.Positional]
     """A finished run of leafward train lathadapter."""
     features: tuple[Path, ...] = ()
-    """Feature files to score on; their test parts count."""
-    protocol: Literal["cross-dataset", "domain"] = "cross-dataset"
-    """cross-dataset: any classes; domain: classes of the training only, in other pictures."""
+    """Feature files to score on, for cross-dataset and domain; their test parts count."""
+    protocol: Literal["base-to-new", "few-shot", "cross-dataset", "domain"] | None = None
+    """base-to-new, few-shot: that of the run, on its own data. cross-dataset: any classes; domain: classes of the
+    training only, in other pictures. Left out: the run's own, or cross-dataset where there are features."""
     out: Path | None = None
     """A .json file for the result."""
 
@@ -36,23 +37,29 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     from leafward.recipes.lathadapter import Config
     from leafward.tasks import fewshot
 
-    if not args.features:
-        raise UsageError("--features is missing: at least one feature file to score on")
     run = RunDirectory.open(args.target)
     if run.recipe != "lathadapter" or not run.finished:
         raise UsageError(f"{args.target} is not a finished run of leafward train lathadapter")
     config = from_dict(Config, run.config)
-    assert config.features is not None
+    if config.features is None:
+        raise UsageError(f"{args.target} was trained on images; give other data sets as --targets of the training")
     data = fewshot.read_features(config.features)
-    others = [fewshot.read_features(path) for path in args.features]
+    protocol = args.protocol or ("cross-dataset" if args.features else config.protocol)
     seeds = range(config.seed, config.seed + config.seeds)
-    trained = fewshot.episodes(config.protocol, data, _targets(config), config.shots, seeds)
-    exams = fewshot.episodes(args.protocol, data, others, [1], [0])[0].exams[1:]
-    rows = training.train_all(
-        config, [replace(episode, exams=exams) for episode in trained], run.checkpoints / "cells", None
-    )
+    episodes = fewshot.episodes(config.protocol, data, _targets(config), config.shots, seeds)
+    if args.features:
+        if protocol not in ("cross-dataset", "domain"):
+            raise UsageError(f"--protocol {protocol} is scored on the data of the run; leave --features out")
+        others = [fewshot.read_features(path) for path in args.features]
+        exams = fewshot.episodes(protocol, data, others, [1], [0])[0].exams[1:]
+        episodes = [replace(episode, exams=exams) for episode in episodes]
+    elif protocol != config.protocol:
+        missing = "--features" if protocol in ("cross-dataset", "domain") else f"a run with --protocol {protocol}"
+        raise UsageError(f"{args.target} was trained for {config.protocol}; --protocol {protocol} needs {missing}")
+    taxonomy = results.read_taxonomy(config.taxonomy, data.class_names)
+    rows = training.train_all(config, episodes, run.checkpoints / "cells", taxonomy)
     summary = results.summarise(config, data, rows)
-    result = {"run": str(args.target), "protocol": args.protocol} | {
+    result = {"run": str(args.target), "protocol": protocol} | {
         key: summary[key] for key in ("headline", "table", "differences", "scores")
     }
     _show(console, summary)

@@ -11,6 +11,9 @@ import tyro
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from leafward.report import Number
+    from leafward.tasks.hierarcaps import Candidates, Scores
+
 SUMMARY = "HierarCaps: precision and recall of caption paths by 50 radius thresholds, and τ_d of radius against level."
 
 
@@ -32,7 +35,7 @@ class Args:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute."""
     out: Path | None = None
-    """A .json file for the result."""
+    """A folder for evaluation.json and report.html, or NAME.json, with the page beside it as NAME.html."""
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
@@ -51,10 +54,24 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         queries = find_queries(candidates, args.data, opened.encoder, args.second, args.images)
         asked = (None, None) if queries is None else (queries.encode(opened.encoder), queries.keys)
         scores = score(candidates, text, root, *asked, steps=args.steps)
-    return show(console, "hierarcaps", scores.to_dict(), args.out)
+    return show(console, "hierarcaps", args, scores.to_dict(), _numbers(scores))
 
 
-def _by_features(args: Args, candidates: Any) -> Any:
+NAMES = {"tau": "τ_d: radius against level", "precision": "path precision", "recall": "path recall"}
+
+
+def _numbers(scores: Scores) -> list[Number]:
+    from leafward.report import Number
+
+    found = scores.to_dict()
+    return [
+        Number(label, found[name], interval=scores.intervals.get(name), better="higher")
+        for name, label in NAMES.items()
+        if found[name] is not None
+    ]
+
+
+def _by_features(args: Args, candidates: Candidates) -> Scores:
     import torch
 
     from leafward.errors import DataError

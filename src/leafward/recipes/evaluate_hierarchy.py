@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
     from leafward.hierarchy import Taxonomy
     from leafward.hierarchy.decisions import RiskCoverage
+    from leafward.intervals import Interval
     from leafward.recipes._taxonomy_predictions import Predictions
     from leafward.report import Page
 
@@ -85,7 +85,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         "risk_coverage": {name: _curve_json(curve) for name, curve in curves.items()},
         "notes": notes,
     }
-    result["headline"] = _headline(result)
+    result["headline"] = _headline(result, _intervals(tax, next(iter(answers.values())), given.true))
     out = args.out or Path("runs") / f"hierarchy-{args.target.stem}"
     _write_decisions(out / "decisions.csv", tax, given, answers)
     write_json(out / "hierarchy.json", result)
@@ -203,16 +203,43 @@ def _curve_json(curve: RiskCoverage) -> dict[str, Any]:
     }
 
 
-def _headline(result: dict[str, Any]) -> list[dict[str, Any]]:
+def _intervals(tax: Taxonomy, chosen: np.ndarray, truth: np.ndarray) -> dict[str, Interval | None]:
+    """Intervals over the answered samples (severity: over the wrong answers); F₁, a ratio of means, has none here."""
+    from leafward.intervals import mean_interval, share_interval
+
+    chosen, truth = chosen[chosen >= 0], truth[chosen >= 0]
+    if not len(chosen):
+        return {}
+    wrong = chosen != truth
+    heights = tax.height[tax.lca(chosen[wrong], truth[wrong])] if wrong.any() else []
+    return {
+        "accuracy": share_interval(int((~wrong).sum()), len(chosen)),
+        "tree_induced_error": mean_interval(tax.distance(chosen, truth))[1],
+        "mistake_severity": mean_interval(heights)[1] if len(heights) else None,
+    }
+
+
+def _headline(result: dict[str, Any], intervals: dict[str, Interval | None]) -> list[dict[str, Any]]:
     from leafward.report import Number
 
     name, first = next(iter(result["decisions"].items()))
     numbers = [
-        Number("accuracy", first.get("accuracy"), better="higher", note=name),
+        Number("accuracy", first.get("accuracy"), interval=intervals.get("accuracy"), better="higher", note=name),
         Number("hierarchical F₁", first.get("f1"), better="higher", note=name),
-        Number("distance to the truth", first.get("tree_induced_error"), unit="edges", better="lower", note=name),
         Number(
-            "mistake severity", first.get("mistake_severity"), better="lower", note="LCA height of the wrong answers"
+            "distance to the truth",
+            first.get("tree_induced_error"),
+            interval=intervals.get("tree_induced_error"),
+            unit="edges",
+            better="lower",
+            note=name,
+        ),
+        Number(
+            "mistake severity",
+            first.get("mistake_severity"),
+            interval=intervals.get("mistake_severity"),
+            better="lower",
+            note="LCA height of the wrong answers",
         ),
     ]
     if result["risk_coverage"]:
@@ -236,6 +263,7 @@ def _write_decisions(path: Path, tax: Taxonomy, given: Predictions, answers: dic
 
 
 def _page(args: Args, result: dict[str, Any], curves: dict[str, RiskCoverage]) -> Page:
+    from leafward.recipes._evaluation_page import how_it_was_run
     from leafward.report import Number, Page
 
     page = Page("Hierarchical evaluation", subtitle=f"{args.target} over {args.taxonomy}: {result['taxonomy']}")
@@ -268,8 +296,7 @@ def _page(args: Args, result: dict[str, Any], curves: dict[str, RiskCoverage]) -
         page.section("Risk and coverage")
         for name, curve in curves.items():
             page.figure(_figure(name, curve), f"{RISKS[name]} against the share answered, most sure first.")
-    page.section("How this was made")
-    page.command("leafward " + " ".join(sys.argv[1:]))
+    how_it_was_run(page)
     return page
 
 

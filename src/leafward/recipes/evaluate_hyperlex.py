@@ -11,6 +11,8 @@ import tyro
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from leafward.report import Number
+
 SUMMARY = "HyperLex: Spearman's ρ of the angle about the root against people's ratings; all, nouns, verbs, splits."
 
 
@@ -29,7 +31,7 @@ class Args:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute."""
     out: Path | None = None
-    """A .json file for the result."""
+    """A folder for evaluation.json and report.html, or NAME.json, with the page beside it as NAME.html."""
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
@@ -51,4 +53,20 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         opened = open_target(args.target, args.device)
         text = opened.encoder.encode_text([template.format(word) for word in words(parts)])
         scores = score(parts, text, opened.root([""])[0], args.geometry or opened.geometry, opened.c)
-    return show(console, "hyperlex", scores, args.out)
+    return show(console, "hyperlex", args, scores, _numbers(scores))
+
+
+def _numbers(scores: dict[str, dict[str, float]]) -> list[Number]:
+    from leafward.intervals import rank_correlation_interval
+    from leafward.report import Number
+
+    return [
+        Number(
+            f"Spearman's ρ, {part.replace('_', ' ')}",
+            found["angle"],
+            interval=rank_correlation_interval(found["angle"], int(found["pairs"])),
+            better="higher",
+            note=f"by angle; by cosine, which knows no direction, {found['cosine']:.3f}; {found['pairs']:,} pairs",
+        )
+        for part, found in scores.items()
+    ]

@@ -31,11 +31,11 @@ class Args:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute."""
     out: Path | None = None
-    """A .json file for the result."""
+    """A folder for evaluation.json and report.html, or NAME.json, with the page beside it as NAME.html."""
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
-    from leafward.recipes._encoder_evaluation import one_source, show
+    from leafward.recipes._encoder_evaluation import one_source, shares, show
     from leafward.tasks.features import read_features
     from leafward.tasks.retrieval import recall_at_k
 
@@ -46,7 +46,9 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     else:
         image, text, owner = _by_model(args)
     scores = recall_at_k(image, text, owner, args.ks)
-    return show(console, "retrieval", {"images": len(image), "texts": len(text), **scores}, args.out)
+    numbers = shares({f"image_to_text@{k}": f"image → text, R@{k}" for k in args.ks}, scores, len(image))
+    numbers += shares({f"text_to_image@{k}": f"text → image, R@{k}" for k in args.ks}, scores, len(text))
+    return show(console, "retrieval", args, {"images": len(image), "texts": len(text), **scores}, numbers)
 
 
 def _by_model(args: Args) -> tuple[Tensor, Tensor, Tensor]:

@@ -30,6 +30,8 @@ class Args:
     """Another seed gives another text."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute."""
+    out: Path | None = None
+    """A folder for evaluation.json and report.html, or NAME.json, with the page beside it as NAME.html."""
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
@@ -49,4 +51,12 @@ def run(args: Args, console: Console) -> dict[str, Any]:
             seed=args.seed,
         )
     console.print(args.prompt + text, markup=False)
-    return {"model": str(args.target), "prompt": args.prompt, "text": text, "seed": args.seed}
+    result = {"model": str(args.target), "prompt": args.prompt, "text": text, "seed": args.seed}
+    if args.out is not None:
+        from leafward.recipes._evaluation_page import write_evaluation
+        from leafward.report import Page
+
+        page = Page("A sample", subtitle=f"{args.target}, temperature {args.temperature:g}, seed {args.seed}")
+        page.text(args.prompt + text)
+        write_evaluation(args.out, result, page, console)
+    return result

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from leafward.hierarchy import LorentzIndex
+    from leafward.report import Page
 
 SUMMARY = (
     "Search an index made by 'leafward data index': neighbours by name, in a subtree, coarse to fine, or in a cone."
@@ -44,11 +45,11 @@ class Args:
     true: Path | None = None
     """The node of each query (.txt, .json or .csv with a column label): scores the neighbours' nodes against it."""
     out: Path | None = None
-    """A .json file for all neighbours."""
+    """A folder for evaluation.json and report.html, or NAME.json, with the page beside it as NAME.html."""
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
-    from leafward.files import write_json
+    from leafward.recipes._evaluation_page import write_evaluation
     from leafward.recipes._taxonomy_inputs import named
     from leafward.recipes.data_index import load
 
@@ -68,9 +69,23 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         result["scores"] = _scores(args, index, found)
     _show(result, console)
     if args.out is not None:
-        write_json(args.out, result)
-        console.print(f"wrote {args.out}")
+        write_evaluation(args.out, result, _page(args, result), console)
     return result
+
+
+def _page(args: Args, result: dict[str, Any]) -> Page:
+    from leafward.report import Number, Page
+
+    scores = {name: value for name, value in result.get("scores", {}).items() if isinstance(value, float)}
+    page = Page("Search", subtitle=f"{len(result['queries'])} queries in {args.target}, {args.k} neighbours each")
+    page.headline([Number(name.replace("_", " "), value) for name, value in scores.items()])
+    page.section("Neighbours")
+    for query in result["queries"][:MOST_SHOWN]:
+        rows = [[near["name"], near.get("node"), near["distance"]] for near in query["neighbours"][:MOST_SHOWN]]
+        page.table(["item", "node", "distance"], rows, query["query"])
+    if len(result["queries"]) > MOST_SHOWN:
+        page.note(f"The first {MOST_SHOWN} of {len(result['queries'])} queries; the JSON file has them all.")
+    return page
 
 
 def _check(args: Args) -> None:
@@ -151,7 +166,7 @@ def _show(result: dict[str, Any], console: Console) -> None:
         if len(query["neighbours"]) > MOST_SHOWN:
             console.print(f"  … and {len(query['neighbours']) - MOST_SHOWN} more", markup=False)
     if len(result["queries"]) > MOST_SHOWN:
-        console.print(f"… and {len(result['queries']) - MOST_SHOWN} more queries; --out FILE.json has them all")
+        console.print(f"… and {len(result['queries']) - MOST_SHOWN} more queries; --out has them all")
     for name, value in result.get("scores", {}).items():
         if isinstance(value, float):
             console.print(f"{name:<20} {value:.4g}", markup=False)

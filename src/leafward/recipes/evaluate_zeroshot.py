@@ -26,35 +26,34 @@ class Args:
     label: str = "label"
     """Column of the class in a .parquet file."""
     split: str | None = None
-    """Part of the data: value of the column split, or folder of that name."""
+    """Part of the data: value of the column split, or folder of that name; of a feature file train, val or test."""
     templates: Path | None = None
     """Prompts, one on each line, with {} for the class; default: "a photo of a {}."."""
     classes: Path | None = None
-    """Names of the classes, one on each line, in the order of the features (with --features)."""
+    """Names of the classes, one on each line, in the order of the features, where the feature file has none."""
     taxonomy: Path | None = None
     """Taxonomy whose leaves are the classes: .csv, .json or .txt."""
     features: Path | None = None
-    """Vectors in place of a model: image, text (one row for each class) and label, the number of the class."""
+    """Vectors in place of a model: a file of leafward data features (its test part counts), or arrays image, text (one
+    row for each class) and label, the number of the class."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute."""
     out: Path | None = None
-    """A .json file for the result."""
+    """A folder for evaluation.json and report.html, or NAME.json, with the page beside it as NAME.html."""
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
     from leafward.errors import DataError, UsageError
     from leafward.hierarchy import Taxonomy
-    from leafward.recipes._encoder_evaluation import one_source, show
+    from leafward.recipes._encoder_evaluation import one_source, shares, show
     from leafward.tasks.captions import read_lines
-    from leafward.tasks.features import read_features
-    from leafward.tasks.zeroshot import score
+    from leafward.tasks.zeroshot import labelled_features, score
 
     one_source(args.target, args.features)
     tax: Taxonomy | None = Taxonomy.load(args.taxonomy) if args.taxonomy is not None else None
     if args.features is not None:
-        found = read_features(args.features, ("image", "text", "label"))
-        image, text, label, names = found["image"], found["text"], found["label"], None
-        if tax is not None:
+        image, text, label, names = labelled_features(args.features, args.split)
+        if tax is not None and (names is None or args.classes is not None):
             if args.classes is None:
                 raise UsageError("--taxonomy with --features needs --classes, the names of the rows of text")
             names = read_lines(args.classes)
@@ -62,7 +61,9 @@ def run(args: Args, console: Console) -> dict[str, Any]:
                 raise DataError(f"{args.classes} names {len(names)} classes, but there are {len(text)} rows of text")
     else:
         image, text, label, names = _by_model(args)
-    return show(console, "zeroshot", score(image, text, label, names, tax), args.out)
+    scores = score(image, text, label, names, tax)
+    numbers = shares({"top1": "top-1 accuracy", "top5": "top-5 accuracy"}, scores, len(image))
+    return show(console, "zeroshot", args, scores, numbers)
 
 
 def _by_model(args: Args) -> tuple[Tensor, Tensor, Tensor, list[str]]:

@@ -102,7 +102,7 @@ class Config:
         need(0.0 <= self.sibling_weight <= 1.0, "sibling_weight", "in [0, 1]", self.sibling_weight)
         for name in ("contrast_weight", "kl_weight"):
             need(0.0 <= getattr(self, name) < math.inf, name, "a number ≥ 0", getattr(self, name))
-        need(self.levels >= 2, "levels", "an integer ≥ 2", self.levels)
+        need(2 <= self.levels <= 16, "levels", "an integer from 2 to 16", self.levels)
         most = 2 ** (self.levels - 1)
         whole = self.leaves >= most and self.leaves % most == 0
         need(whole, "leaves", f"a multiple of 2^(levels − 1) = {most}", self.leaves)

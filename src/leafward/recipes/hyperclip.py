@@ -10,7 +10,6 @@ distance, or the cosine with a radius term (see `leafward.adapters.scores`).
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from leafward.errors import UsageError, need
+from leafward.files import read_record
 
 SUMMARY = (
     "Block-diagonal adapters in a CLIP model, on labelled images; beside LoRA, OFT and fine-tuning with --compare."
@@ -33,7 +33,7 @@ class Config:
     """Data, model, adapter and training."""
 
     images: Path | None = None
-    """A folder of class folders, or one with a split_zhou_*.json (see leafward data features)."""
+    """A folder of class folders, or one of the usual data sets (see leafward data features)."""
     model: str | None = None
     """A directory or hub name of CLIP or SigLIP, or open_clip:NAME@WEIGHTS."""
     method: MethodName = "block-scale"
@@ -134,6 +134,6 @@ def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = Fa
     ]
     result = summarise(config, data[0], rows)
     directory.finish(result)
-    environment = json.loads((directory.path / "env.json").read_text(encoding="utf-8"))
+    environment = read_record(directory.path / "env.json")
     page(config, result, environment).write(directory.report)
     return result

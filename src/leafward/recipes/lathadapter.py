@@ -2,13 +2,14 @@
 with its Euclidean twin, under the usual few-shot protocols, beside zero-shot CLIP, CLIP-Adapter and Tip-Adapter.
 
     leafward train lathadapter --features pets.npz --protocol base-to-new
+    leafward train lathadapter --images pets --model openai/clip-vit-base-patch16 --depth 9
 
-The feature file is described in `leafward.tasks.fewshot`.
+The feature file is described in `leafward.tasks.fewshot`. With images, prompts are tokens inside the encoders of the
+model, as the papers have them; that takes a GPU.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from leafward.errors import UsageError, need
+from leafward.files import read_record
 
 SUMMARY = "Few-shot prompt learning on CLIP features: hosts alone, with LatHAdapter, and with its Euclidean twin."
 MAY_CHANGE = ("device",)
@@ -31,8 +33,14 @@ class Config:
 
     features: Path | None = None
     """Feature file (.npz or .safetensors) of the data set that is trained on."""
+    images: Path | None = None
+    """In place of features: labelled images, a folder of class folders or one of the usual data sets."""
+    model: str | None = None
+    """With images: a directory or hub name of a Hugging Face CLIP model."""
+    template: str = "a photo of a {}."
+    """With images: the text of a class; its first words are where the tokens begin."""
     targets: tuple[Path, ...] = ()
-    """Feature files of other data sets, for the protocols cross-dataset and domain."""
+    """Feature files (with images: folders) of other data sets, for the protocols cross-dataset and domain."""
     protocol: Literal["base-to-new", "few-shot", "cross-dataset", "domain"] = "base-to-new"
     """Which classes and images are trained and scored."""
     shots: tuple[int, ...] = (16,)
@@ -66,7 +74,7 @@ class Config:
     tokens: int = 4
     """Context tokens of the prompts."""
     depth: int = 1
-    """Depth of the prompts; MaPLe has two more."""
+    """Depth of the prompts; MaPLe has two more. In a model at most its layers; the papers have 9."""
     epochs: int = 30
     """Passes over the shots, at most `max_steps` steps."""
     max_steps: int = 2000
@@ -88,12 +96,17 @@ class Config:
         for name in ("lr", "scale", "c"):
             value = getattr(self, name)
             need(math.isfinite(value) and value > 0, name, "a positive number", value)
-        need(self.seed >= 0, "seed", "an integer ≥ 0", self.seed)
+        for name in ("refinement", "margin", "hierarchy_weight"):
+            value = getattr(self, name)
+            need(math.isfinite(value) and value >= 0, name, "a number ≥ 0", value)
+        for name in ("seed", "queue"):
+            need(getattr(self, name) >= 0, name, "an integer ≥ 0", getattr(self, name))
         for name in ("shots", "attributes"):
             values = getattr(self, name)
             least = 1 if name == "shots" else 2
             fits = len(values) > 0 and len(set(values)) == len(values) and min(values) >= least
             need(fits, name, f"different integers ≥ {least}", values)
+        need("{}" in self.template, "template", "a text with {} for the class name", self.template)
         need(bool(self.hosts or self.baselines), "hosts", "at least one, or a baseline", self.hosts)
 
 
@@ -129,19 +142,29 @@ def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = Fa
     from leafward.recipes import _lathadapter_training as training
     from leafward.tasks import fewshot
 
-    if config.features is None:
-        raise UsageError("features is missing: a .npz or .safetensors file with image and text features")
-    data = fewshot.read_features(config.features)
-    targets = [fewshot.read_features(path) for path in config.targets]
-    seeds = range(config.seed, config.seed + config.seeds)
-    episodes = fewshot.episodes(config.protocol, data, targets, config.shots, seeds)
+    if (config.features is None) == (config.images is None):
+        missing = "is missing" if config.features is None else "and images exclude each other"
+        raise UsageError(
+            f"features {missing}: give a .npz or .safetensors file with image and text features, or images and model"
+        )
+    if config.images is not None and config.model is None:
+        raise UsageError("model is missing: images need a Hugging Face CLIP model")
+    sets = training.read_sets(config)
+    data = sets[0]
+
+    def episodes(sets: list[fewshot.FeatureSet]) -> list[fewshot.Episode]:
+        seeds = range(config.seed, config.seed + config.seeds)
+        return fewshot.episodes(config.protocol, sets[0], sets[1:], config.shots, seeds)
+
+    whole = episodes(sets)
     taxonomy = results.read_taxonomy(config.taxonomy, data.class_names)
     directory = RunDirectory.create(
         out, config, resume=resume, overwrite=overwrite, may_change=MAY_CHANGE, recipe="lathadapter"
     )
-    rows = training.train_all(config, episodes, directory.checkpoints / "cells", taxonomy)
+    frozen = episodes(training.frozen_sets(sets)) if config.images is not None and config.baselines else None
+    rows = training.train_all(config, whole, directory.checkpoints / "cells", taxonomy, frozen)
     result = results.summarise(config, data, rows)
     directory.finish(result)
-    environment = json.loads((directory.path / "env.json").read_text(encoding="utf-8"))
+    environment = read_record(directory.path / "env.json")
     results.page(config, data, result, environment).write(directory.report)
     return result

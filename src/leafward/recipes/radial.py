@@ -7,7 +7,6 @@ model is scored on test chains and on HyperLex, and on a standard retrieval task
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from leafward.adapters.radial_config import Geometry, RadialConfig
 from leafward.errors import UsageError, need
+from leafward.files import read_record
 
 if TYPE_CHECKING:
     from leafward.engine import Cluster, RunDirectory
@@ -122,7 +122,7 @@ def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = Fa
         directory = _directory(config, out, cluster, resume, overwrite)
         result = training.train(config, directory, cluster)
         if config.twin:
-            result = training.with_twin(result, _twin(config, out / "twin", cluster, resume, overwrite))
+            result = training.with_twin(result, _twin(config, out / "twin", cluster, resume, overwrite), config)
         _finish(config, result, directory)
     return result
 
@@ -159,5 +159,5 @@ def _finish(config: Config, result: dict[str, Any], directory: RunDirectory) -> 
 
     if directory.writes:
         directory.finish(result)
-        environment = json.loads((directory.path / "env.json").read_text(encoding="utf-8"))
+        environment = read_record(directory.path / "env.json")
         _radial_report.write(config, result, environment, directory.path)

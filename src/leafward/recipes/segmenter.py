@@ -6,7 +6,6 @@ leafward explain runs/segmenter-quick photo.jpg --words cat grass sky
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from leafward.errors import UsageError, need
+from leafward.files import read_record
 
 SUMMARY = "Open-vocabulary segmentation: a CLIP model with block-diagonal adapters and cost aggregation."
 MAY_CHANGE = ("check", "device", "workers")
@@ -30,8 +30,8 @@ class Config:
     """Number of mask pixels that do not count; 0 for ADE20K-150, whose classes begin at 1; 65535 for ADE20K-847."""
     model: str | None = None
     """A directory or hub name of a Hugging Face CLIP model."""
-    method: Literal["block-scale", "orthogonal", "lora", "frozen"] = "block-scale"
-    """What is trained in CLIP beside the decoder; orthogonal is OFT."""
+    method: Literal["block-scale", "orthogonal", "lora", "attention", "full", "frozen"] = "block-scale"
+    """What is trained in CLIP beside the decoder; orthogonal is OFT, attention trains q, k and v themselves."""
     block_size: int = 128
     """Width of the blocks."""
     constraint: Literal["free", "diagonal", "orthogonal", "orthogonal_diagonal"] = "free"
@@ -59,7 +59,9 @@ class Config:
     batch: int = 4
     """Crops of a batch."""
     lr: float = 2e-4
-    """Peak learning rate."""
+    """Peak learning rate of the decoder."""
+    clip_lr_ratio: float = 0.075
+    """Learning rate of what is trained in CLIP, as a part of lr; the default is the authors'."""
     weight_decay: float = 1e-4
     """Weight decay; of an adapter it pulls to the identity."""
     most_scored: int | None = None
@@ -80,7 +82,7 @@ class Config:
         for name in ("rank", "most_scored"):
             value = getattr(self, name)
             need(value is None or value >= 1, name, "an integer ≥ 1, or None", value)
-        for name in ("lr", "c"):
+        for name in ("lr", "clip_lr_ratio", "c"):
             value = getattr(self, name)
             need(math.isfinite(value) and value > 0, name, "a positive number", value)
         for name in ("weight_decay", "radius_weight", "seed", "workers"):
@@ -101,10 +103,13 @@ PRESETS: dict[str, Callable[[], Config]] = {"quick": quick, "paper": paper}
 
 
 def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:
-    """Train in the run directory `out`; adapter/ and decoder/ hold what was learned. Returns what result.json holds."""
+    """Train in the run directory `out`; returns what result.json holds.
+
+    decoder/ and adapter/ hold what was learned; where weights of CLIP itself were trained, model/ does.
+    """
     from leafward.engine import LoopConfig, OptimConfig, RunDirectory, fit, publish
     from leafward.recipes import _segmenter as parts
-    from leafward.tasks.open_vocabulary import OpenVocabularyTask
+    from leafward.tasks.open_vocabulary import OpenVocabularyTask, class_ious, confusions
     from leafward.tasks.segmentation import load_scenes
 
     if config.data is None or config.model is None:
@@ -130,8 +135,11 @@ def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = Fa
     found = fit(model, task, loop, optim, directory)
     parts.save(model, directory.path)
     publish(model.decoder, directory.path / parts.DECODER, {"channels": config.channels, "window": config.window})
-    result = parts.summarise(config, scenes, model, found.metrics)
+    table = task.table  # none where a resumed run had nothing left to do
+    if table is None:
+        table = confusions(model, scenes, config.size, config.most_scored)
+    result = parts.summarise(config, scenes, model, found.metrics, class_ious(table))
     directory.finish(result)
-    environment = json.loads((directory.path / "env.json").read_text(encoding="utf-8"))
-    parts.page(config, result, environment).write(directory.report)
+    environment = read_record(directory.path / "env.json")
+    parts.page(config, result, environment, parts.drawn(model, scenes, config.size)).write(directory.report)
     return result

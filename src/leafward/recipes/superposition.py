@@ -6,7 +6,6 @@ Scaling", 2505.10465) is trained in packs; the claims of the paper that the grid
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from leafward.errors import UsageError, need
+from leafward.files import read_record
 
 SUMMARY = "Toy models of superposition: loss against width, geometry, and the claims of the paper with intervals."
 MAY_CHANGE = ("workers", "executor", "device")
@@ -190,7 +190,7 @@ def _show(config: Config, result: dict[str, Any], out: Path) -> str | None:
     try:
         from leafward.recipes import _superposition_report as report
 
-        report.write(config, result, json.loads((out / "env.json").read_text(encoding="utf-8")), out)
+        report.write(config, result, read_record(out / "env.json"), out)
     except ImportError as error:
         return f"There are no figures and no report.html: the package {error.name!r} is missing."
     return None

@@ -33,10 +33,15 @@ def compare(runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str])
     page = Page(f"Comparison of {len(named)} runs" if len(named) > 1 else f"Run {next(iter(named))}")
     page.section("Runs")
     _runs(page, named)
+    groups = _by_recipe(named)
     page.section("Headline numbers")
-    _headline(page, named)
+    for recipe, group in groups.items():
+        _headline(page, group, recipe if len(groups) > 1 else "")
+    if any(number.interval for run in named.values() for number in run.headline):
+        page.text("Brackets hold 95 % intervals unless the run's own report says otherwise.")
     page.section("Configuration")
-    _settings(page, "configuration", {name: run.config for name, run in named.items()})
+    for group in groups.values():
+        _settings(page, "configuration", {name: run.config for name, run in group.items()})
     page.section("Curves")
     _curves(page, named)
     page.section("Environment")
@@ -52,18 +57,26 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return next(names for names in ends if len(set(names)) == len(names))
 
 
+def _by_recipe(runs: Mapping[str, Run]) -> dict[str, dict[str, Run]]:
+    """The runs of each recipe: those of different ones share neither their numbers nor their settings."""
+    groups: dict[str, dict[str, Run]] = {}
+    for name, run in runs.items():
+        groups.setdefault(run.recipe, {})[name] = run
+    return groups
+
+
 def _runs(page: Page, runs: Mapping[str, Run]) -> None:
     rows = [
-        [name, "unfinished" if run.result is None else "finished", run.last_step, str(run.path)]
+        [name, "unfinished" if run.result is None else "finished", run.last_step, run.recipe or None, str(run.path)]
         for name, run in runs.items()
     ]
-    page.table(["run", "state", "last step", "directory"], rows)
+    page.table(["run", "state", "last step", "recipe", "directory"], rows)
     for name, run in runs.items():
         for note in run.notes:
             page.note(f"{name}: {note}")
 
 
-def _headline(page: Page, runs: Mapping[str, Run]) -> None:
+def _headline(page: Page, runs: Mapping[str, Run], caption: str) -> None:
     """One row per run; one column per number, and one for its twin where any run has a twin."""
     by_run = [{number.name: number for number in run.headline} for run in runs.values()]
     columns: dict[str, list[Any]] = {}
@@ -73,13 +86,12 @@ def _headline(page: Page, runs: Mapping[str, Run]) -> None:
         columns[title] = [number and _cell(number.estimate) for number in found]
         twins = [number.twin_estimate if number else None for number in found]
         if any(twins):
-            columns[f"{name}: Euclidean twin"] = [twin and _cell(twin) for twin in twins]
+            twin_name = next(number.twin_name for number in found if number and number.twin is not None)
+            columns[f"{name}: {twin_name}"] = [twin and _cell(twin) for twin in twins]
     if not columns:
-        page.text("No run has headline numbers yet.")
+        page.text(f"{', '.join(runs)}: no headline numbers yet.")
         return
-    page.table(["run", *columns], list(zip(runs, *columns.values(), strict=True)))
-    if any(number.interval for run in runs.values() for number in run.headline):
-        page.text("Brackets hold 95 % intervals unless the run's own report says otherwise.")
+    page.table(["run", *columns], list(zip(runs, *columns.values(), strict=True)), caption)
 
 
 def _column_title(number: Number) -> str:

@@ -3,11 +3,12 @@
 The convention for `result.json`, which `Number` reads and writes::
 
     {"headline": [{"name": "top-1 accuracy", "value": 0.713, "interval": [0.702, 0.724],
-                   "twin": 0.698, "twin_interval": null, "unit": "", "better": "higher", "note": ""}],
+                   "twin": 0.698, "twin_interval": null, "unit": "", "better": "higher", "note": "",
+                   "twin_name": "Euclidean twin"}],
      ...whatever else the run wants to keep}
 
 Only `name` and `value` are required; a value that could not be computed is null. Intervals are 95 % unless
-the note says otherwise. `twin` is the same number for the Euclidean twin.
+the note says otherwise. `twin` is the same number for the twin of equal size in the other geometry.
 """
 
 from __future__ import annotations
@@ -61,9 +62,10 @@ class Number:
     unit: str = ""
     better: str | None = None
     note: str = ""
+    twin_name: str = "Euclidean twin"
 
     def __post_init__(self) -> None:
-        for field in ("name", "unit", "note"):
+        for field in ("name", "unit", "note", "twin_name"):
             if not isinstance(getattr(self, field), str):
                 raise UsageError(f"{field} of a headline number must be text, not {getattr(self, field)!r}")
         if not self.name:

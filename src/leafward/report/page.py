@@ -91,8 +91,9 @@ class Page:
         self._add_figure(source=source, alt=alt, caption=caption, wide=False)
 
     def command(self, command: str) -> None:
-        """The exact command line."""
-        self._add("command", command=command)
+        """The exact command line; the folder that the program lies in is left out, as it is that of one machine."""
+        program, space, rest = command.partition(" ")
+        self._add("command", command=os.path.basename(program) + space + rest)
 
     def environment(self, environment: Mapping[str, Any]) -> None:
         """Versions, commit, seeds and hardware, folded away."""

@@ -34,6 +34,11 @@ class Run:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def recipe(self) -> str:
+        """The recipe that made the run; empty where its environment does not say."""
+        return str(self.environment.get("recipe", ""))
+
+    @property
     def last_step(self) -> float | None:
         return max((step for points in self.series.values() for step in points), default=None)
 
@@ -56,7 +61,7 @@ def read_run(path: str | os.PathLike[str]) -> Run:
         path=path,
         config=_read_yaml(path / "config.yaml"),
         environment=environment or {},
-        series=_read_metrics(path / "metrics.jsonl", notes),
+        series=_read_series(path, notes),
         result=result,
         headline=_headline(path / "result.json", result or {}),
         notes=notes,
@@ -120,6 +125,15 @@ def _headline(path: Path, result: dict[str, Any]) -> list[Number]:
         if numbers[-1].name in (number.name for number in numbers[:-1]):
             raise DataError(f"{path}: headline[{index}]: the name {numbers[-1].name!r} occurs twice")
     return numbers
+
+
+def _read_series(path: Path, notes: list[str]) -> dict[str, dict[float, float]]:
+    """The series of the run; of one that only puts members together, those of its members, by their names."""
+    members = sorted(path.glob("members/*/metrics.jsonl"))
+    if members and not (path / "metrics.jsonl").exists():
+        by_member = {file.parent.name: _read_metrics(file, notes) for file in members}
+        return {f"{name}, {member}": points for member, of in by_member.items() for name, points in of.items()}
+    return _read_metrics(path / "metrics.jsonl", notes)
 
 
 def _read_metrics(path: Path, notes: list[str]) -> dict[str, dict[float, float]]:

@@ -7,11 +7,13 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 
 from leafward.errors import DataError, UsageError, nearest
+from leafward.files import read_text
 from leafward.superposition.audit_report import AuditReport
 
 REQUIRED = ("model", "corpus", "m", "loss")
@@ -90,13 +92,12 @@ def _check_widths(reports: dict[str, AuditReport], table: LossTable) -> None:
 def read_losses(path: str | os.PathLike[str]) -> LossTable:
     """Read a CSV with columns model, corpus, m, loss and, optionally, params, depth, tokens."""
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, skipinitialspace=True)
-            columns = [name.strip() for name in reader.fieldnames or ()]
-            reader.fieldnames = columns
-            _check_columns(path, columns)
-            rows = [(reader.line_num, row) for row in reader if any((value or "") for value in row.values())]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reader = csv.DictReader(StringIO(read_text(path), newline=""), skipinitialspace=True)
+        columns = [name.strip() for name in reader.fieldnames or ()]
+        reader.fieldnames = columns
+        _check_columns(path, columns)
+        rows = [(reader.line_num, row) for row in reader if any((value or "") for value in row.values())]
+    except csv.Error as error:
         raise DataError(f"losses: cannot read {path}: {error}") from error
     if not rows:
         raise DataError(f"losses: {path} has no rows below its header")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from leafward.errors import DataError, UsageError, nearest
+from leafward.files import check_arrays, read_json
 
 Law = str | Sequence[float] | np.ndarray
 
@@ -91,9 +91,10 @@ def read_counts(path: str | os.PathLike[str]) -> np.ndarray:
     }
     if path.suffix not in readers:
         raise UsageError(f"counts file {path} must end in .npy, .txt or .json")
+    check_arrays(path)
     try:
         counts = np.asarray(readers[path.suffix](path), dtype=np.float64)
-    except (OSError, ValueError, TypeError, EOFError) as error:
+    except (OSError, ValueError, TypeError, EOFError, MemoryError) as error:
         raise DataError(f"cannot read counts from {path}: {error}") from error
     if counts.ndim != 1 or not np.isfinite(counts).all() or (counts < 0).any():
         raise DataError(f"counts in {path} must be one list of finite numbers ≥ 0")
@@ -101,5 +102,5 @@ def read_counts(path: str | os.PathLike[str]) -> np.ndarray:
 
 
 def _read_json(path: Path) -> np.ndarray:
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = read_json(path)
     return np.array(list(content.values()) if isinstance(content, dict) else content)

@@ -6,7 +6,6 @@ than one slice of a mapped file is ever resident.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from leafward.errors import DataError, UsageError, nearest
+from leafward.files import inside, read_record
 
 SLICE_ROWS = 8192
 FLOATING = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -185,10 +185,10 @@ class Catalogue:
     @staticmethod
     def of_index(path: Path) -> Catalogue:
         """A sharded checkpoint by its `*.index.json`; shards may be absent until they are needed."""
-        weight_map = read_json(path).get("weight_map")
+        weight_map = read_record(path).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
             raise DataError(f"{path} has no 'weight_map' from tensor names to shard files")
-        return Catalogue(str(path.parent), {name: path.parent / file for name, file in weight_map.items()})
+        return Catalogue(str(path.parent), {name: inside(path.parent, file) for name, file in weight_map.items()})
 
     def notes(self) -> tuple[str, ...]:
         """What to tell about shard files that the index lists and the disk does not hold."""
@@ -243,17 +243,6 @@ class Catalogue:
                 return use(file)
             except SafetensorError as error:
                 raise DataError(f"{path} does not hold {name!r}, which the index puts there: {error}") from error
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, or an error that names the file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
-    if not isinstance(value, dict):
-        raise DataError(f"{path} should hold a JSON object, found {type(value).__name__}")
-    return value
 
 
 def refuse_pickle(path: Path) -> None:

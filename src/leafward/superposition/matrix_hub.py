@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from leafward.errors import DataError, UsageError
-from leafward.superposition.matrix_files import Catalogue, Matrix, open_safetensors, read_json
+from leafward.files import read_bytes, read_record
+from leafward.superposition.matrix_files import Catalogue, Matrix, open_safetensors
 
 HEADS = (
     "lm_head.weight",
@@ -51,7 +52,7 @@ UNIT_OFFSET_NORMS = {
 
 def from_checkpoint(path: Path, tensor: str | None, fold_norm: bool) -> Matrix:
     """The output matrix of the checkpoint in `path`, or the tensor asked for."""
-    config = read_json(path / "config.json")
+    config = read_record(path / "config.json")
     text = {**config, **config["text_config"]} if isinstance(config.get("text_config"), dict) else config
     catalogue = catalogue_of(path)
     if tensor is None:
@@ -182,21 +183,21 @@ def _token_ids(path: Path) -> set[int]:
     """The token ids that the files name, or of a plain list of tokens the last one."""
     ids: set[int] = set()
     if (path / "tokenizer.json").is_file():
-        tokenizer = read_json(path / "tokenizer.json")
+        tokenizer = read_record(path / "tokenizer.json")
         vocabulary = tokenizer.get("model", {}).get("vocab", {})
         ids |= _ids(vocabulary) if isinstance(vocabulary, dict) else {len(vocabulary) - 1}
         ids |= {token["id"] for token in tokenizer.get("added_tokens", []) if isinstance(token.get("id"), int)}
     elif (path / "vocab.json").is_file():
-        ids |= _ids(read_json(path / "vocab.json"))
+        ids |= _ids(read_record(path / "vocab.json"))
     elif (path / "vocab.txt").is_file():
         # As bytes: a str would also be split at characters such as U+2028, which are tokens.
-        ids.add(len((path / "vocab.txt").read_bytes().splitlines()) - 1)
+        ids.add(len(read_bytes(path / "vocab.txt").splitlines()) - 1)
     if not ids:
         return ids
     if (path / "added_tokens.json").is_file():
-        ids |= _ids(read_json(path / "added_tokens.json"))
+        ids |= _ids(read_record(path / "added_tokens.json"))
     if (path / "tokenizer_config.json").is_file():
-        added = read_json(path / "tokenizer_config.json").get("added_tokens_decoder", {})
+        added = read_record(path / "tokenizer_config.json").get("added_tokens_decoder", {})
         ids |= {int(key) for key in added if key.isdecimal()}
     return ids
 

@@ -6,7 +6,6 @@ nearest; the node must be the ancestor of the true class. The levels together fo
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from leafward.errors import DataError, UsageError
+from leafward.files import read_json, read_text
 from leafward.hierarchy import Taxonomy, metrics
 
 
@@ -34,15 +34,16 @@ def read_breeds(folder: str | Path) -> Breeds:
     """
     folder = Path(folder)
     try:
-        edges = [line.split() for line in (folder / "class_hierarchy.txt").read_text(encoding="utf-8").splitlines()]
-        names = dict(
-            line.split("\t", 1) for line in (folder / "node_names.txt").read_text(encoding="utf-8").splitlines() if line
-        )
-        classes = [row[1] for row in json.loads((folder / "dataset_class_info.json").read_text(encoding="utf-8"))]
+        edges = [line.split() for line in read_text(folder / "class_hierarchy.txt").splitlines()]
+        names = dict(line.split("\t", 1) for line in read_text(folder / "node_names.txt").splitlines() if line)
+        classes = [row[1] for row in read_json(folder / "dataset_class_info.json")]
         tree = Taxonomy.from_edges((child, parent) for parent, child in filter(None, edges))
-    except (OSError, ValueError, IndexError, TypeError) as error:
+    except (DataError, ValueError, IndexError, TypeError) as error:
         raise DataError(f"{folder} does not hold BREEDS' files: {error}") from error
-    tax = tree.restrict([name for name in classes if name in tree])
+    known = [name for name in classes if name in tree]
+    if not known:
+        raise DataError(f"{folder}: no class of dataset_class_info.json stands in class_hierarchy.txt")
+    tax = tree.restrict(known)
     return Breeds(tax, tuple(names.get(name, name).split(",")[0].strip() for name in tax.names))
 
 

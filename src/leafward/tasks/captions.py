@@ -9,7 +9,6 @@ and trees: ``{"tree": {"text": "animal", "negative": "vehicle", "children": [{"t
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 import re
@@ -19,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from leafward.errors import DataError, UsageError, require
-from leafward.files import replacing
+from leafward.files import read_unpacked, replacing
 
 ARROW = "=>"
 COLUMNS = ("positive", "negative", "image_url", "root")
@@ -138,10 +137,9 @@ def _parse_tree(tree: Mapping[str, Any], image: str | None, root: str) -> Captio
 
 def _text_of(path: str | Path) -> str:
     try:
-        data = Path(path).read_bytes()
-        return (gzip.decompress(data) if str(path).endswith(".gz") else data).decode("utf-8-sig")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
+        return read_unpacked(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"cannot read {path}: not UTF-8 text ({error})") from error
 
 
 def read_lines(path: str | Path) -> list[str]:
@@ -151,10 +149,13 @@ def read_lines(path: str | Path) -> list[str]:
 
 def _csv_rows(path: str | Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     reader = csv.DictReader(io.StringIO(_text_of(path), newline=""))
-    for number, row in enumerate(reader, start=1):
-        if None in row:
-            raise DataError(f"{path}, row {number}: more fields than the header names")
-        yield number, row
+    try:
+        for number, row in enumerate(reader, start=1):
+            if None in row:
+                raise DataError(f"{path}, row {number}: more fields than the header names")
+            yield number, row
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num}: not readable as CSV: {error}") from error
 
 
 def _json_rows(path: str | Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -162,7 +163,7 @@ def _json_rows(path: str | Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         if line.strip():
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{path}, row {number}: not JSON: {error}") from error
             if not isinstance(row, dict):
                 raise DataError(f"{path}, row {number}: expected an object, got {line[:60]!r}")

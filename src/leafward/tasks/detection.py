@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import xml.etree.ElementTree as ElementTree
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,7 @@ from torchvision.transforms import v2
 
 from leafward.engine import Loss
 from leafward.errors import DataError, UsageError, require
+from leafward.files import read_json, read_text
 from leafward.tasks.images import HELD_OUT, TRAIN, divided, read_image
 from leafward.tasks.pyramids import LEVELS, coarsest, pyramid
 
@@ -62,8 +62,17 @@ class ObjectSets:
 
     @property
     def masks(self) -> bool:
-        """Whether every object has an outline."""
-        return all(thing.outline is not None for photo in self.train + self.held_out for thing in photo.things)
+        """Whether the objects have outlines; all of them must, or none."""
+        photos = self.train + self.held_out
+        outlined = [thing.outline is not None for photo in photos for thing in photo.things]
+        if any(outlined) and not all(outlined):
+            bare = next(photo for photo in photos if any(thing.outline is None for thing in photo.things))
+            box = next(thing.box for thing in bare.things if thing.outline is None)
+            raise DataError(
+                f"{outlined.count(False)} of {len(outlined)} objects have no outline (segmentation), the first in "
+                f"{bare.file} with the box {box}; give every object one for masks, or none for boxes alone"
+            )
+        return all(outlined)
 
 
 def load_objects(data: str | Path, held_out: float = 0.1, seed: int = 0) -> ObjectSets:
@@ -99,7 +108,7 @@ def _divided(photos: list[Photo], classes: list[str], held_out: float, seed: int
 
 def _coco(file: Path, path: Path) -> tuple[list[Photo], list[str]]:
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
+        record = read_json(file)
         categories = sorted(record["categories"], key=lambda category: category["id"])
         number = {category["id"]: k for k, category in enumerate(categories)}
         things: dict[int, list[Thing]] = {image["id"]: [] for image in record["images"]}
@@ -147,7 +156,7 @@ def _voc(path: Path, held_out: float, seed: int) -> ObjectSets:
         return _divided(list(photos.values()), classes, held_out, seed)
 
     def listed(file: Path) -> list[Photo]:
-        names = file.read_text(encoding="utf-8").split()
+        names = read_text(file).split()
         missing = [name for name in names if name not in photos]
         if missing:
             raise DataError(f"{file} lists {missing[0]}, which has no annotation")

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from leafward.errors import DataError, UsageError, nearest
+from leafward.files import check_arrays, whole_arrays
 
 ENDINGS = (".safetensors", ".npz", ".npy")
 
@@ -44,6 +45,7 @@ def load_arrays(path: str | Path, endings: Sequence[str] = ENDINGS) -> tuple[dic
     path = Path(path)
     check_ending(path, endings)
     try:
+        check_arrays(path)
         if path.suffix == ".safetensors":
             from safetensors import safe_open
 
@@ -52,7 +54,7 @@ def load_arrays(path: str | Path, endings: Sequence[str] = ENDINGS) -> tuple[dic
                 return arrays, file.metadata() or {}
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as file:
-                return dict(file), {}
+                return whole_arrays(file), {}
         pair = np.load(path, allow_pickle=False)
     except Exception as error:  # each of the three readers has its own
         raise DataError(f"cannot read the features {path}: {error}") from error

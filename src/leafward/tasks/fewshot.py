@@ -29,7 +29,7 @@ TRAIN, VALIDATION, TEST = 0, 1, 2
 SHARES = (0.5, 0.2, 0.3)
 """Of train, validation and test, where a file brings no split (the shares of CoOp's data sets)."""
 
-_ENDINGS = (".npz", ".safetensors")
+ENDINGS = (".npz", ".safetensors")
 _REQUIRED = ("image_features", "labels", "text_features")
 _TEACHER = ("teacher_image_features", "teacher_text_features")
 
@@ -62,7 +62,7 @@ class FeatureSet:
 def read_features(path: str | os.PathLike[str]) -> FeatureSet:
     """A feature file, checked; without a split a seeded one is made, the same every time."""
     path = Path(path)
-    arrays, metadata = load_arrays(path, _ENDINGS)
+    arrays, metadata = load_arrays(path, ENDINGS)
     names = _class_names(arrays, metadata, path)
     need_arrays(arrays, _REQUIRED, path)
     images, texts = (_matrix(arrays, name, path) for name in ("image_features", "text_features"))
@@ -103,7 +103,7 @@ def write_features(path: str | os.PathLike[str], data: FeatureSet) -> None:
     }
     if data.teacher_images is not None and data.teacher_texts is not None:
         arrays |= {"teacher_image_features": data.teacher_images, "teacher_text_features": data.teacher_texts}
-    check_ending(path, _ENDINGS)
+    check_ending(path, ENDINGS)
     with replacing(path) as temporary:
         if path.suffix == ".npz":
             with open(temporary, "wb") as file:
@@ -203,6 +203,8 @@ def episodes(
         if not len(exam.rows):
             raise DataError(f"{exam.data.name}: the part {exam.name!r} of the protocol has no test images")
     rows, held_out = data.part(TRAIN, trained), data.part(VALIDATION, trained)
+    if not len(rows):
+        raise DataError(f"{data.name}: none of the classes that are trained has a training image")
     return [
         Episode(data, count, seed, trained, few_shot(data.labels, rows, count, seed), held_out, tuple(exams))
         for count in shots

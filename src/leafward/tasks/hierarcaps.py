@@ -9,7 +9,7 @@ compare paths and reference chains as sets of texts; τ_d is Kendall's τ of rad
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,16 +19,23 @@ from torch import Tensor
 from leafward.adapters.radial import radius
 from leafward.errors import UsageError
 from leafward.hierarchy import metrics
+from leafward.intervals import Interval, mean_interval
 from leafward.tasks.captions import Captions, image_key
 
 STEPS = 50
+#: what a score can be at least and at most: an interval of few chains or images is cut there
+LEAST = {"tau": -1.0, "precision": 0.0, "recall": 0.0, "path_length": 1.0}
+MOST = {"tau": 1.0, "precision": 1.0, "recall": 1.0, "path_length": float("inf")}
 #: entries of the (images, texts) similarities that are held at once
 LARGEST_BLOCK = 1 << 25
 
 
 @dataclass(frozen=True)
 class Scores:
-    """τ_d over the chains; precision, recall and mean path length over the images, None where there were none."""
+    """τ_d over the chains; precision, recall and mean path length over the images, None where there were none.
+
+    `intervals`: of each by name, over chains or images; without those of a single one.
+    """
 
     chains: int
     tau: float
@@ -36,9 +43,11 @@ class Scores:
     precision: float | None = None
     recall: float | None = None
     path_length: float | None = None
+    intervals: dict[str, Interval] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """The numbers without their intervals."""
+        return {name: value for name, value in asdict(self).items() if name != "intervals"}
 
 
 class Candidates:
@@ -84,18 +93,30 @@ def score(
             raise UsageError(f"{name} must be ({len(wanted)}, {text.shape[-1]}), got {tuple(given.shape)}")
     ids = candidates.ids.to(text.device)
     radii = radius(text[ids], root[candidates.root_ids.to(root.device)][:, None])
-    tau = metrics.radius_tau(radii)
+    found = {"tau": [metrics.radius_tau(chain) for chain in radii.double().cpu().numpy()]}
     if queries is None:
-        return Scores(len(candidates.chains), tau)
+        return _scores(len(candidates.chains), 0, found)
     keys = candidates.images if images is None else list(images)
     if len(keys) != len(queries):
         raise UsageError(f"queries must be one for each of the {len(keys)} images, got {len(queries)}")
-    found = paths(queries, text[ids.ravel()], radii.ravel(), ids.ravel(), steps)
-    predicted = [[candidates.texts[i] for i in path] for path in found]
+    ways = paths(queries, text[ids.ravel()], radii.ravel(), ids.ravel(), steps)
+    predicted = [[candidates.texts[i] for i in way] for way in ways]
     true = [[candidates.chains[i].texts for i in candidates.chains_of[key]] for key in keys]
-    precision, recall = metrics.path_precision_recall(predicted, true)
-    length = float(np.mean([len(path) for path in found]))
-    return Scores(len(candidates.chains), tau, len(keys), precision, recall, length)
+    right = [metrics.path_precision_recall([path], [chains]) for path, chains in zip(predicted, true, strict=True)]
+    found["precision"], found["recall"] = map(list, zip(*right, strict=True))
+    found["path_length"] = [float(len(way)) for way in ways]
+    return _scores(len(candidates.chains), len(keys), found)
+
+
+def _scores(chains: int, images: int, found: dict[str, list[float]]) -> Scores:
+    """Means over what was found for each chain or image, with their intervals."""
+    means = {name: mean_interval(values) for name, values in found.items()}
+    intervals = {
+        name: (max(interval[0], LEAST[name]), min(interval[1], MOST[name]))
+        for name, (_, interval) in means.items()
+        if interval is not None
+    }
+    return Scores(chains, images=images, intervals=intervals, **{name: mean for name, (mean, _) in means.items()})
 
 
 def paths(queries: Tensor, text: Tensor, radii: Tensor, ids: Tensor, steps: int = STEPS) -> list[list[int]]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from leafward.adapters.radial import Geometry, exterior_angle
 from leafward.errors import DataError
+from leafward.files import check_archive, read_text
 
 #: name of a part -> its file in the archive
 PARTS = {
@@ -42,12 +43,13 @@ def read_hyperlex(path: str | Path) -> dict[str, Pairs]:
     path = Path(path)
     try:
         if path.is_dir():
-            texts = {part: (path / name).read_text(encoding="utf-8") for part, name in PARTS.items()}
+            texts = {part: read_text(path / name) for part, name in PARTS.items()}
         elif path.suffix == ".zip":
+            check_archive(path)
             with zipfile.ZipFile(path) as archive:
                 texts = {part: archive.read(name).decode("utf-8") for part, name in PARTS.items()}
         else:
-            texts = {"all": path.read_text(encoding="utf-8")}
+            texts = {"all": read_text(path)}
     except (OSError, KeyError, UnicodeDecodeError, zipfile.BadZipFile) as error:
         raise DataError(f"cannot read HyperLex from {path}: {error}") from error
     return {part: _parse(text, f"{path}, {part}") for part, text in texts.items()}

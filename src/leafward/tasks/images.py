@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from leafward.errors import DataError, UsageError, nearest, require
+from leafward.files import check_arrays, check_size, inside, whole_arrays
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -61,9 +62,11 @@ def read_image(source: str | Path | bytes, name: str = "") -> Image:
     """Decode an image file, or the bytes of one (called `name` in errors), as RGB."""
     pillow = require("PIL.Image", "vision")
     try:
+        if not isinstance(source, bytes):
+            check_size(source)
         with pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
             return image.convert("RGB")
-    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
+    except (DataError, OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
         what = name or ("an image" if isinstance(source, bytes) else source)
         raise DataError(f"{what} cannot be read as an image: {error}") from None
 
@@ -113,7 +116,8 @@ def check_classes(images: ImageSet, what: str) -> None:
 
 def image_files(folder: Path) -> list[Path]:
     """The images in a folder and below, sorted."""
-    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in ENDINGS and p.is_file())
+    found = sorted(p for p in folder.rglob("*") if p.suffix.lower() in ENDINGS and p.is_file())
+    return [inside(folder, p.relative_to(folder)) if p.is_symlink() else p for p in found]
 
 
 def _folders(path: Path, held_out: float, seed: int) -> ImageSets:
@@ -136,19 +140,20 @@ def _class_folders(path: Path, classes: list[str] | None = None) -> ImageSet:
     for name in found:
         if name not in classes:
             raise DataError(f"{path / name} is a class that the training images do not have; {nearest(name, classes)}")
-        inside = image_files(path / name)
-        if not inside:
+        members = image_files(inside(path, name))
+        if not members:
             raise DataError(f"the class folder {path / name} has no image")
-        files += inside
-        labels += [classes.index(name)] * len(inside)
+        files += members
+        labels += [classes.index(name)] * len(members)
     return ImageSet(classes, np.array(labels), [str(p) for p in files], lambda i: read_image(files[i]))
 
 
 def _arrays(path: Path) -> ImageSet:
     try:
+        check_arrays(path)
         with np.load(path, allow_pickle=False) as arrays:
-            held = {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError) as error:
+            held = whole_arrays(arrays)
+    except Exception as error:  # a damaged archive can raise nearly anything
         raise DataError(f"{path} cannot be read as arrays: {error}") from None
     if not {"images", "labels"} <= set(held):
         raise DataError(f"{path} must hold the arrays images (N, H, W, 3) and labels (N), not {sorted(held)}")
@@ -160,14 +165,17 @@ def from_arrays(
     images: np.ndarray, labels: np.ndarray, classes: Sequence[str] | None = None, name: str = ""
 ) -> ImageSet:
     """Images (N, H, W, 3) or grey (N, H, W) in uint8, with labels (N)."""
+    where = f"{name}: " if name else ""
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):
-        raise DataError(f"images must be (N, H, W, 3) or (N, H, W) in uint8, got {images.shape} in {images.dtype}")
+        raise DataError(
+            f"{where}images must be (N, H, W, 3) or (N, H, W) in uint8, got {images.shape} in {images.dtype}"
+        )
     if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
-        raise DataError(f"labels must be {len(images)} whole numbers, got {labels.shape} in {labels.dtype}")
+        raise DataError(f"{where}labels must be {len(images)} whole numbers, got {labels.shape} in {labels.dtype}")
     pillow = require("PIL.Image", "vision")
     given = list(classes) if classes is not None else _numbers(labels)
-    where = [f"{name}[{i}]" for i in range(len(images))]
-    return ImageSet(given, labels.astype(np.int64), where, lambda i: pillow.fromarray(images[i]).convert("RGB"))
+    names = [f"{name}[{i}]" for i in range(len(images))]
+    return ImageSet(given, labels.astype(np.int64), names, lambda i: pillow.fromarray(images[i]).convert("RGB"))
 
 
 def _parquet(path: Path) -> tuple[ImageSet, list[str] | None]:

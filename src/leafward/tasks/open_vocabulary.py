@@ -58,9 +58,10 @@ class Segmenter(nn.Module):
         self.decoder = CostAggregation(inner, width, [inner, inner], channels, window=window)
         self._tokens: dict[tuple[str, ...], dict[str, Tensor]] = {}
 
-    def forward(self, pixels: Tensor, words: Sequence[str]) -> Tensor:
+    def forward(self, pixels: Tensor, words: Sequence[str] | Tensor) -> Tensor:
+        """`words` may be their features (T, d), which :meth:`text` gives, where the same words are looked for often."""
         features, maps = dense_features(self.encoder.model, pixels)
-        text = self.text(words)
+        text = words if isinstance(words, Tensor) else self.text(words)
         # (B·H·W, d) against (T, d)
         cost = similarity(features.flatten(0, 2), text, **self.cost_options).unflatten(0, features.shape[:3])
         cost = cost.permute(0, 3, 1, 2)
@@ -137,14 +138,17 @@ def mask_loss(logits: Tensor, masks: Tensor) -> Loss:
 
 
 @torch.no_grad()
-def probabilities(model: Segmenter, image: Tensor, words: Sequence[str], size: int) -> Tensor:
+def probabilities(model: Segmenter, image: Tensor, words: Sequence[str] | Tensor, size: int) -> Tensor:
     """Sigmoids for every pixel of an image of bytes (3, H, W) -> (T, H, W): windows of `size` over the image at 5/3 of
-    it, stride 2/3, averaged where they overlap, and their mean with one view of the whole."""
+    it, stride 2/3, averaged where they overlap, and their mean with one view of the whole.
+
+    Texts are encoded once for all views, or not at all where `words` are their features (T, d)."""
     device = next(model.parameters()).device
     pixels = model.prepare(image).to(device).unsqueeze(0)
+    text = words if isinstance(words, Tensor) else model.text(words)
 
     def look(x: Tensor) -> Tensor:
-        return F.interpolate(model(x, words).float(), size=x.shape[-2:], mode="bilinear", align_corners=False).sigmoid()
+        return F.interpolate(model(x, text).float(), size=x.shape[-2:], mode="bilinear", align_corners=False).sigmoid()
 
     def resized(x: Tensor, side: int) -> Tensor:
         return F.interpolate(x, size=(side, side), mode="bilinear", align_corners=False, antialias=True)
@@ -152,7 +156,7 @@ def probabilities(model: Segmenter, image: Tensor, words: Sequence[str], size: i
     large = max(size, 5 * size // 3)
     view = resized(pixels, large)
     starts = sorted({*range(0, large - size, 2 * size // 3), large - size})
-    total, count = view.new_zeros(1, len(words), large, large), view.new_zeros(large, large)
+    total, count = view.new_zeros(1, len(text), large, large), view.new_zeros(large, large)
     for top in starts:
         for left in starts:
             rows, columns = slice(top, top + size), slice(left, left + size)
@@ -163,9 +167,11 @@ def probabilities(model: Segmenter, image: Tensor, words: Sequence[str], size: i
     return F.interpolate(mean, size=image.shape[-2:], mode="bilinear", align_corners=False)[0]
 
 
-def segment(model: Segmenter, image: Tensor, words: Sequence[str], size: int = 384, background: float = 0.0) -> Tensor:
-    """The place in `words` of every pixel of an image of bytes: (3, H, W) -> (H, W); −1 where no word reaches the
-    probability `background`."""
+def segment(
+    model: Segmenter, image: Tensor, words: Sequence[str] | Tensor, size: int = 384, background: float = 0.0
+) -> Tensor:
+    """The place in `words`, or in their features, of every pixel of an image of bytes: (3, H, W) -> (H, W); −1 where
+    no word reaches the probability `background`."""
     model.eval()
     best, place = probabilities(model, image, words, size).max(dim=0)
     return torch.where(best >= background, place, -1).cpu()
@@ -181,6 +187,8 @@ class OpenVocabularyTask:
         self.scenes, self.size, self.most_scored = scenes, size, most_scored
         self.words = [name.replace("_", " ") for name in scenes.classes]
         self._prepare: Any = None
+        self.table: Tensor | None = None
+        """Of the last evaluation."""
 
     def bind(self, model: Segmenter) -> OpenVocabularyTask:
         """Take the normalisation of a model's pixels."""
@@ -220,17 +228,31 @@ class OpenVocabularyTask:
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, Segmenter)
-        return measure(model, self.scenes, self.size, self.most_scored)
+        self.table = confusions(model, self.scenes, self.size, self.most_scored)
+        return score(self.table)
 
 
 def measure(model: Segmenter, scenes: SceneSets, size: int, most: int | None = None) -> dict[str, float]:
     """mIoU and pixel accuracy over the (first `most`) held-out scenes."""
-    words = [name.replace("_", " ") for name in scenes.classes]
-    table = torch.zeros(len(words), len(words), dtype=torch.int64)
+    return score(confusions(model, scenes, size, most))
+
+
+def confusions(model: Segmenter, scenes: SceneSets, size: int, most: int | None = None) -> Tensor:
+    """(T, T) pixel counts over the (first `most`) held-out scenes, truth in rows."""
+    with torch.no_grad():
+        text = model.text([name.replace("_", " ") for name in scenes.classes])
+    table = torch.zeros(len(text), len(text), dtype=torch.int64)
     for index in range(min(len(scenes.held_out), most or len(scenes.held_out))):
-        guess = segment(model, as_bytes(scenes.held_out.image(index)), words, size)
-        table += confusion(guess, torch.from_numpy(scenes.held_out.mask(index)), len(words))
-    return score(table)
+        guess = segment(model, as_bytes(scenes.held_out.image(index)), text, size)
+        table += confusion(guess, torch.from_numpy(scenes.held_out.mask(index)), len(text))
+    return table
+
+
+def class_ious(table: Tensor) -> list[float | None]:
+    """The IoU of each class from a table of pixel counts (T, T); None for a class that is nowhere."""
+    hits = table.diagonal().double()
+    union = table.sum(0) + table.sum(1) - table.diagonal()
+    return [float(hit / all_) if all_ else None for hit, all_ in zip(hits, union, strict=True)]
 
 
 def as_bytes(image: Any) -> Tensor:

@@ -20,6 +20,7 @@ from torchvision.transforms import v2
 
 from leafward.engine import Loss
 from leafward.errors import DataError, UsageError, require
+from leafward.files import inside, read_text
 from leafward.tasks.images import HELD_OUT, TRAIN, divided, image_files, read_image
 from leafward.tasks.pyramids import LEVELS, any_size, coarsest, pyramid
 
@@ -118,14 +119,17 @@ def _voc_pairs(path: Path, names: Sequence[str], context: str) -> list[tuple[Pat
     found = next((lists / f"{name}.txt" for name in names if (lists / f"{name}.txt").is_file()), None)
     if found is None:
         raise DataError(f"{lists} has no {' or '.join(f'{name}.txt' for name in names)}")
-    stems = found.read_text(encoding="utf-8").split()
-    return [(path / "JPEGImages" / f"{s}.jpg", path / f"SegmentationClass{context}" / f"{s}.png") for s in stems]
+    stems = read_text(found).split()
+    return [
+        (inside(path, f"JPEGImages/{stem}.jpg"), inside(path, f"SegmentationClass{context}/{stem}.png"))
+        for stem in stems
+    ]
 
 
 def _class_names(path: Path, masks: Sequence[Path], ignore: int | None) -> list[str]:
     file = path / "classes.txt"
     if file.is_file():
-        return [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [line.strip() for line in read_text(file).splitlines() if line.strip()]
     highest = -1
     for mask in masks:
         labels = _labels(mask, ignore)
@@ -140,7 +144,7 @@ def _labels(path: Path, ignore: int | None) -> np.ndarray:
             if image.mode not in MASK_MODES:
                 raise DataError(f"the mask {path} must hold one class number for each pixel, not {image.mode} colours")
             raw = np.asarray(image).astype(np.int32)
-    except (OSError, SyntaxError, ValueError) as error:
+    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
         raise DataError(f"the mask {path} cannot be read: {error}") from None
     if ignore == 0:
         return raw - 1  # 0 becomes IGNORED

@@ -13,7 +13,9 @@ from torch.nn.functional import normalize
 from leafward.adapters.encoders import Encoder
 from leafward.errors import DataError, UsageError
 from leafward.hierarchy import Taxonomy, decide, metrics
+from leafward.tasks import fewshot
 from leafward.tasks.captions import parquet_columns, read_lines, readable
+from leafward.tasks.features import load_arrays, read_features
 from leafward.tasks.images import ENDINGS
 
 TEMPLATES = ("a photo of a {}.",)
@@ -65,6 +67,29 @@ def labelled_images(path: str | Path, label: str = "label", split: str | None = 
         raise DataError(f"{path} holds no labelled image" + (f" of split {split!r}" if split else ""))
     images, labels = zip(*pairs, strict=True)
     return list(images), list(labels)
+
+
+def labelled_features(path: str | Path, split: str | None = None) -> tuple[Tensor, Tensor, Tensor, list[str] | None]:
+    """Unit vectors of images (N, d) and classes (C, d), labels (N), and class names where the file has them.
+
+    Either a file of ``leafward data features``, of which the part `split` is taken (train, val or test; test where
+    nothing is said), or one with the arrays image, text and label.
+    """
+    arrays, _ = load_arrays(path)
+    if "image_features" not in arrays:
+        if split is not None:
+            raise UsageError(f"{path} has no parts, so that split cannot be {split!r}")
+        found = read_features(path, ("image", "text", "label"))
+        return found["image"], found["text"], found["label"], None
+    parts = {"train": fewshot.TRAIN, "val": fewshot.VALIDATION, "test": fewshot.TEST}
+    part = "test" if split is None else split
+    if part not in parts:
+        raise UsageError(f"split of a feature file must be one of {', '.join(parts)}, got {split!r}")
+    data = fewshot.read_features(path)
+    rows = data.part(parts[part])
+    if not len(rows):
+        raise DataError(f"{path} has no images in its part {part!r}")
+    return normalize(data.images[rows], dim=-1), normalize(data.texts, dim=-1), data.labels[rows], [*data.class_names]
 
 
 def score(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,8 +25,9 @@ SPREAD = 0.02  # of the first values of deep and image tokens
 class TokenPrompts(nn.Module):
     """A frozen CLIP model with learned tokens. Images are pixels (B, 3, H, W), classes are token numbers (C, L).
 
-    The text tokens of the first layer begin as the words of `classes`, those of the template, so that text prompts of
-    depth 1 begin at zero-shot CLIP.
+    The model is not part of the state, so that a file of prompts holds prompts alone, and several sets of prompts may
+    share one: their hooks are on it for the time of a call only. The text tokens of the first layer begin as the words
+    of `classes`, those of the template, so that text prompts of depth 1 begin at zero-shot CLIP.
     """
 
     def __init__(self, model: Any, classes: Tensor, tokens: int = 4, depth: int = 1, sides: Sides = "text") -> None:
@@ -38,9 +40,8 @@ class TokenPrompts(nn.Module):
             raise UsageError(f"depth must be in 1…{min(map(len, layers))}, the layers of the model, got {depth}")
         if not 1 <= tokens <= classes.shape[1] - 2:
             raise UsageError(f"tokens must be in 1…{classes.shape[1] - 2}, the length of the texts, got {tokens}")
-        self.model = model.requires_grad_(False)
+        self._held = (model.requires_grad_(False),)  # in a tuple it is not registered as a part
         self.tokens, self.depth = tokens, depth
-        self._active = False
         embeddings = model.text_model.embeddings
         width = embeddings.token_embedding.embedding_dim
         start = SPREAD * torch.randn(depth, tokens, width)
@@ -50,9 +51,15 @@ class TokenPrompts(nn.Module):
         self.image_tokens = nn.Parameter(SPREAD * torch.randn(depth, tokens, inner)) if sides == "both" else None
         self.coupling = nn.ModuleList(nn.Linear(width, inner) for _ in range(depth)) if sides == "coupled" else None
         self.has_image_tokens = sides != "text"
-        for index in range(depth):
-            layers[0][index].register_forward_pre_hook(_Insertion(self, index).text)
-            layers[1][index].register_forward_pre_hook(_Insertion(self, index).image)
+        self.to(embeddings.token_embedding.weight.device)
+
+    @property
+    def model(self) -> Any:
+        return self._held[0]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> TokenPrompts:
+        self.model._apply(fn, recurse)  # the model goes along to another device
+        return super()._apply(fn, recurse)
 
     def image(self, images: Tensor) -> Tensor:
         with self._acting():
@@ -79,33 +86,36 @@ class TokenPrompts(nn.Module):
 
     @contextmanager
     def _acting(self) -> Iterator[None]:
-        self._active = True
+        sides = [(self.model.text_model, _Insertion.text)]
+        sides += [(self.model.vision_model, _Insertion.image)] if self.has_image_tokens else []
+        handles = [
+            side.encoder.layers[index].register_forward_pre_hook(partial(insert, _Insertion(self, index)), prepend=True)
+            for side, insert in sides
+            for index in range(self.depth)
+        ]
         try:
             yield
         finally:
-            self._active = False
+            for handle in handles:
+                handle.remove()
 
 
 class _Insertion:
-    """The hooks of one layer. Bound methods, so that a deep copy of the prompts has hooks of its own."""
+    """The hooks of one layer."""
 
     def __init__(self, prompts: TokenPrompts, index: int) -> None:
         self.prompts, self.index = prompts, index
 
-    def text(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def text(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         prompts = self.prompts
-        if not prompts._active:
-            return None
         states, n = args[0], prompts.tokens
         new = prompts.layer_tokens("text", self.index)
         if self.index == 0:
             new = new + prompts.model.text_model.embeddings.position_embedding.weight[1 : n + 1]
         return (torch.cat([states[:, :1], _for_each(new, states), states[:, n + 1 :]], dim=1), *args[1:])
 
-    def image(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def image(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         prompts = self.prompts
-        if not (prompts._active and prompts.has_image_tokens):
-            return None
         states = args[0] if self.index == 0 else args[0][:, : -prompts.tokens]
         new = _for_each(prompts.layer_tokens("image", self.index), states)
         return (torch.cat([states, new], dim=1), *args[1:])

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leafward.errors import DataError, UsageError
-from leafward.files import write_json
+from leafward.files import read_record, write_json
 from leafward.tasks.language.folders import replacing_folder
 from leafward.tasks.language.shards import Shard, token_type, write_shards
 from leafward.tasks.language.text import digest, find_files, read_documents
@@ -45,10 +45,11 @@ class Corpus:
         """What `prepare` wrote."""
         folder = Path(folder)
         try:
-            index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise DataError(f"{folder} holds no tokens: cannot read its {INDEX} ({error})") from error
-        if index.get("format") != FORMAT or index.get("version") != VERSION:
+            index = read_record(folder / INDEX)
+        except DataError as error:
+            raise DataError(f"{folder} holds no tokens: {error}") from error
+        whole = index.get("dtype") in ("uint16", "uint32") and isinstance(index.get("shards"), dict)
+        if index.get("format") != FORMAT or index.get("version") != VERSION or not whole:
             raise DataError(f"{folder / INDEX} is not of format {FORMAT!r}, version {VERSION}")
         train, held_out = (Shard.open(folder, name, index["dtype"]) for name in (TRAIN, HELD_OUT))
         return cls(folder, train, held_out, load_tokenizer(folder / TOKENIZER), index["shards"])

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from leafward.errors import LeafwardError
@@ -19,6 +19,7 @@ def replacing_folder(path: str | Path) -> Iterator[Path]:
     On any failure it is removed and `path` stays as it was.
     """
     path = Path(path)
+    made = [] if path.parent.exists() else [path.parent]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
@@ -36,3 +37,6 @@ def replacing_folder(path: str | Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+        for parent in made:  # a folder that was made for nothing goes again; one that holds something stays
+            with suppress(OSError):
+                parent.rmdir()

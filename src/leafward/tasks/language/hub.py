@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from transformers.utils import logging
 
 from leafward.engine import Cluster
 from leafward.errors import DataError
+from leafward.files import read_record
 from leafward.models import HelmConfig, HelmForCausalLM
 from leafward.tasks.language.folders import replacing_folder
 from leafward.tasks.language.tokenizer import load_tokenizer
@@ -67,14 +67,14 @@ def load_model(folder: str | Path, device: torch.device | str = "cpu") -> tuple[
     """The model of a folder, ready to be used, and its tokenizer."""
     folder = Path(folder)
     try:
-        kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{folder} does not hold a model: cannot read its config.json ({error})") from error
+        kind = read_record(folder / "config.json").get("model_type")
+    except DataError as error:
+        raise DataError(f"{folder} does not hold a model: {error}") from error
     if kind != HelmConfig.model_type:
         raise DataError(f"{folder} holds a model of type {kind!r}, not {HelmConfig.model_type!r}")
     try:
         with _without_bars():
-            model = HelmForCausalLM.from_pretrained(folder)
+            model = HelmForCausalLM.from_pretrained(folder, use_safetensors=True)  # never a pickle
     except Exception as error:  # transformers raises all kinds
         raise DataError(f"cannot load the model in {folder}: {error}") from error
     return model.to(device).eval(), load_tokenizer(folder)  # type: ignore[arg-type]

@@ -42,7 +42,7 @@ class Shard:
         try:
             table = np.load(folder / f"{name}.documents.npy", allow_pickle=False)
             tokens = np.memmap(folder / f"{name}.bin", np.dtype(dtype), "r")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError, TypeError, MemoryError) as error:
             raise DataError(f"{folder} has no readable shard {name!r}: {error}") from error
         if table.ndim != 2 or len(table) != 3 or table[2].sum() != len(tokens):
             raise DataError(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from leafward.errors import DataError, UsageError, nearest, require
+from leafward.files import LARGEST_RECORD, inside, read_record, read_unpacked
 
 ROWS = 1024
 """Rows of a table that are in memory at a time."""
@@ -35,9 +36,9 @@ def find_files(path: str | Path) -> list[Path]:
     if (path / "dataset_dict.json").is_file():
         return find_files(_training_split(path))
     if (path / "state.json").is_file():
-        return [path / each["filename"] for each in _json(path / "state.json").get("_data_files", [])]
+        return _data_files(path)
     found = sorted(
-        file
+        inside(path, file.relative_to(path))
         for file in path.rglob("*")
         if file.is_file()
         and _kind(file) in READERS
@@ -77,18 +78,18 @@ def read_documents(files: Sequence[Path], field: str = "text") -> Iterator[str]:
 
 
 def _text(file: Path, field: str) -> Iterator[str]:
-    yield _decoded(_bytes(file), str(file), 1)
+    yield _decoded(read_unpacked(file), str(file), 1)
 
 
 def _jsonl(file: Path, field: str) -> Iterator[str]:
     with _opened(file) as opened:
-        for number, line in enumerate(opened, 1):
+        for number, line in enumerate(iter(lambda: opened.readline(LARGEST_RECORD), b""), 1):
             if not line.strip():
                 continue
             where = f"{file}, line {number}"
             try:
                 record = json.loads(_decoded(line, str(file), number))
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{where}: not valid JSON ({error})") from error
             if not isinstance(record, dict):
                 raise DataError(f"{where}: an object with the field {field!r} is expected, not {type(record).__name__}")
@@ -179,11 +180,6 @@ def _opened(file: Path) -> Any:
     return gzip.open(file, "rb") if file.suffix == ".gz" else open(file, "rb")
 
 
-def _bytes(file: Path) -> bytes:
-    with _opened(file) as opened:
-        return opened.read()
-
-
 def _kind(file: Path) -> str:
     """The extension that says how to read a file, of text and JSONL also where it is gzipped."""
     if file.suffix != ".gz":
@@ -197,15 +193,16 @@ def _known() -> str:
     return f"allowed: {', '.join(READERS)}, {zipped}, a folder of these, or a Hugging Face data set on disk"
 
 
-def _training_split(path: Path) -> Path:
-    splits = _json(path / "dataset_dict.json").get("splits", [])
-    if "train" not in splits:
-        raise UsageError(f"{path} has the splits {', '.join(splits)} and no 'train'; give one of them, {path}/SPLIT")
-    return path / "train"
-
-
-def _json(path: Path) -> dict[str, Any]:
+def _data_files(path: Path) -> list[Path]:
+    """The files that a Hugging Face data set names, which lie in its folder."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
+        return [inside(path, each["filename"]) for each in read_record(path / "state.json")["_data_files"]]
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{path / 'state.json'} does not name the files of the data set: {error!r}") from error
+
+
+def _training_split(path: Path) -> Path:
+    splits = read_record(path / "dataset_dict.json").get("splits", [])
+    if not isinstance(splits, list) or "train" not in splits:
+        raise UsageError(f"{path} has the splits {splits} and no 'train'; give one of them, {path}/SPLIT")
+    return path / "train"

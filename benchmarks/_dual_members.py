@@ -1,0 +1,86 @@
+"""The members of a comparison of adapters: in which order they are trained, and their tables.
+
+A member is a mapping with part, method, score, seed, rate, trainable, and the mappings of numbers `validation` (of the
+first seed at least) and `test`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from _timing import markdown
+from leafward.intervals import mean_interval
+
+METHODS = ("frozen", "block-scale", "lora", "orthogonal", "attention", "full")
+SCORES = ("cosine", "lorentz")
+Member = dict[str, Any]
+Rates = Callable[[str], Sequence[float | None]]
+
+
+def plan(
+    methods: Sequence[str], scores: Sequence[str], seeds: int, rates: Rates, members: list[Member], key: str
+) -> Iterator[tuple[str, Any, int, float | None]]:
+    """Method, score, seed, rate: all rates with the first seed, then the other seeds at the best by `key`.
+
+    `members` is what has been trained so far. A method without rates is not trained, and has no other seeds.
+    """
+    pairs = [(method, score) for score in scores for method in methods]
+    for method, score in pairs:
+        for rate in rates(method) or [None]:
+            yield method, score, 0, rate
+    for seed in range(1, seeds):
+        for method, score in pairs:
+            if rates(method):
+                yield method, score, seed, best_rate(members, method, score, key)
+
+
+def best_rate(members: Sequence[Member], method: str, score: str, key: str) -> float | None:
+    """The rate with the best validation of the first seed."""
+    tried = [m for m in members if (m["method"], m["score"], m["seed"]) == (method, score, 0)]
+    return max(tried, key=lambda member: member["validation"][key])["rate"]
+
+
+def tables(members: Sequence[Member], part: str, keys: Sequence[str], key: str) -> str:
+    """Every method at its chosen rate, and differences paired by seed, as Markdown; means and 95 % intervals."""
+    members = [member for member in members if member["part"] == part]
+    chosen: dict[tuple[str, str], dict[int, Member]] = {}
+    pairs = {(m["method"], m["score"]) for m in members}
+    for method, score in sorted(pairs, key=lambda pair: (METHODS.index(pair[0]), pair[1])):
+        rate = best_rate(members, method, score, key)
+        mine = [m for m in members if (m["method"], m["score"], m["rate"]) == (method, score, rate)]
+        chosen[method, score] = {member["seed"]: member for member in mine}
+    values = []
+    for (method, score), seeds in chosen.items():
+        rate = "" if seeds[0]["rate"] is None else f"{seeds[0]['rate']:g}"
+        cells = [spread([member["test"][each] for member in seeds.values()]) for each in keys]
+        values.append([method, score, f"{seeds[0]['trainable']:,}", rate, *cells, str(len(seeds))])
+    differences = []
+    against = [(("block-scale", score), (method, score)) for score in SCORES for method in METHODS]
+    against += [((method, "lorentz"), (method, "cosine")) for method in METHODS]
+    for one, two in against:
+        both = sorted(set(chosen.get(one, {})) & set(chosen.get(two, {})))
+        if one != two and both:
+            apart = [[chosen[one][s]["test"][each] - chosen[two][s]["test"][each] for s in both] for each in keys]
+            differences.append([f"{', '.join(one)} − {', '.join(two)}", *(spread(each, "+") for each in apart)])
+    header = [part, "score", "trained in the encoder", "rate", *keys, "seeds"]
+    return f"{markdown(header, values)}\n\n{markdown([f'{part}, difference', *keys], differences)}"
+
+
+def spread(values: Sequence[float], sign: str = "") -> str:
+    mean, interval = mean_interval(values)
+    ends = f" [{interval[0]:{sign}.1f}, {interval[1]:{sign}.1f}]" if interval else ""
+    return f"{mean:{sign}.1f}{ends}"
+
+
+def read_members(files: Sequence[Path]) -> list[Member]:
+    """The members of several result files."""
+    return [member for file in files for member in json.loads(file.read_text(encoding="utf-8"))["members"]]
+
+
+def log(began: float, text: str) -> None:
+    print(f"[{time.perf_counter() - began:6.1f} s] {text}", file=sys.stderr, flush=True)

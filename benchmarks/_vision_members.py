@@ -1,0 +1,373 @@
+"""Training of one model for the evidence on vision: classification, segmentation, detection, Hi-Mapper.
+
+All images lie on the device, and views of them (crops, scales, mirror images) are made there, so that a small model is
+never waiting for its data. Order and views depend on the seed alone: they are the same for all models of a seed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from _vision_data import CELLS, VOID, Data
+from leafward.engine import OptimConfig, parameter_groups, publish, schedule
+from leafward.hierarchy import Taxonomy
+from leafward.models import HCFormer, HiMapper
+from leafward.models.hcformer import Block
+from leafward.recipes._hcformer_model import Card, build, open_model
+from leafward.recipes._hcformer_train import load_backbone
+from leafward.tasks import classification, segmentation
+from leafward.tasks.detection import Detection, ObjectSets, Photo, Thing
+from leafward.tasks.segmentation import IGNORED, MEAN, STD
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "hcformer": ("hcformer_nano", {"geometry": "lorentz"}),
+    "hcformer-flat": ("hcformer_nano", {"geometry": "euclidean"}),
+    "convnext": ("convnext_femto", {}),
+}
+"""Name in timm and arguments. ConvNeXt-Femto has four stages and about as many weights as HCFormer-Nano."""
+BASE = "convnext"
+"""The backbone that Hi-Mapper is put on."""
+ARMS: dict[str, dict[str, Any] | None] = {
+    "mapped": {},
+    "mapped-flat": {"geometry": "euclidean"},
+    "mapped-points": {"probabilistic": False},
+    "plain": None,
+}
+"""Arguments of Hi-Mapper; None: the backbone alone."""
+TUNING_PART = 10
+"""Every so many training images one is held out of the runs that try learning rates."""
+CELL_SIDE = 240
+SCENE_CLASSES = VOID
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all members share."""
+
+    device: str
+    size: int = 128
+    batch: int = 256
+    mapped_size: int = 192
+    scene_size: int = 192
+    """Height of the crops of scenes; they are a third wider, as the scenes are."""
+    scene_batch: int = 16
+    cell_batch: int = 8
+    compile: bool = False
+    """Compile the blocks of HCFormer, which has many small operations, for the training from scratch."""
+
+    @property
+    def half(self) -> bool:
+        return self.device == "cuda"
+
+
+@dataclass(frozen=True)
+class Member:
+    """One model to train: `part` is tune, classify, segment, detect or map; `name` one of MODELS, or of ARMS."""
+
+    part: str
+    name: str
+    seed: int
+    steps: int
+    rate: float
+    folder: Path
+    """Where models of the classification are published, by name and seed."""
+
+    def published(self, name: str) -> Path:
+        return self.folder / f"{name}-{self.seed}"
+
+
+def run(member: Member, data: Data, settings: Settings) -> dict[str, Any]:
+    """Train and score."""
+    began = time.perf_counter()
+    if settings.device == "cuda":
+        torch.backends.cudnn.benchmark = member.part != "detect"  # whose images and numbers of boxes vary
+        torch.set_float32_matmul_precision("high")
+    torch.manual_seed(member.seed)
+    scores, step = PARTS[member.part](member, data, settings)
+    if settings.device == "cuda":
+        torch.cuda.empty_cache()  # others share the device
+    kept = {key: value for key, value in dataclasses.asdict(member).items() if key != "folder"}
+    return kept | scores | {"step_ms": 1e3 * step, "seconds": time.perf_counter() - began}
+
+
+def classify(member: Member, data: Data, settings: Settings) -> tuple[dict[str, Any], float]:
+    name, arguments = MODELS[member.name]
+    card = Card("classify", name, arguments, data.classes.tolist(), settings.size)
+    model = _compiled(_on(build(card), settings), settings)
+    step = _learn_classes(model, member, data, settings, settings.size, weight_decay=0.05, mixup=0.2)
+    scores = _named(model, data.objects_test, data.labels_test, data, settings, settings.size)
+    publish(model, member.published(member.name), card)
+    return {"parameters": _count(model), **scores}, step
+
+
+def tune(member: Member, data: Data, settings: Settings) -> tuple[dict[str, Any], float]:
+    """A short run on nine tenths of the training images, scored on the rest of them."""
+    held_out = np.arange(len(data.labels_train)) % TUNING_PART == 0
+    part = dataclasses.replace(
+        data, objects_train=data.objects_train[~held_out], labels_train=data.labels_train[~held_out]
+    )
+    name, arguments = MODELS[member.name]
+    card = Card("classify", name, arguments, data.classes.tolist(), settings.size)
+    model = _compiled(_on(build(card), settings), settings)
+    step = _learn_classes(model, member, part, settings, settings.size, weight_decay=0.05, mixup=0.2)
+    scores = _named(model, data.objects_train[held_out], data.labels_train[held_out], data, settings, settings.size)
+    return {"loss": scores["loss"], "top1": scores["top1"]}, step
+
+
+def map_(member: Member, data: Data, settings: Settings) -> tuple[dict[str, Any], float]:
+    """Fine-tune the classifier of the same seed, with or without a hierarchy."""
+    model, _ = open_model(member.published(BASE))
+    arguments = ARMS[member.name]
+    if arguments is not None:
+        model = HiMapper(model, **arguments)
+    model = _on(model, settings)
+    before = _named(model, data.objects_test, data.labels_test, data, settings, settings.mapped_size)
+    torch.manual_seed(member.seed)  # the arms have drawn different numbers of weights
+    step = _learn_classes(model, member, data, settings, settings.mapped_size, weight_decay=1e-4, mixup=0.0)
+    scores = _named(model, data.objects_test, data.labels_test, data, settings, settings.mapped_size)
+    return {"parameters": _count(model), "top1_before": before["top1"], **scores}, step
+
+
+def _learn_classes(
+    model: nn.Module, member: Member, data: Data, settings: Settings, size: int, weight_decay: float, mixup: float
+) -> float:
+    images = torch.from_numpy(data.objects_train).to(settings.device)
+    labels = torch.from_numpy(data.labels_train).to(settings.device)
+    places, draw = _order(member, len(labels), settings.batch), np.random.default_rng(member.seed)
+    generator = torch.Generator(settings.device).manual_seed(member.seed)
+
+    def loss() -> Tensor:
+        chosen = next(places).to(settings.device)
+        x, y = views(images[chosen], (size, size), (0.35, 1.0), generator)[0], labels[chosen]
+        mapped = isinstance(model, HiMapper)
+        share = float(draw.beta(mixup, mixup)) if mixup else 1.0
+        x = torch.lerp(x.flip(0), x, share)  # the second image of each pair is its mirror place in the batch
+        with _precision(settings):
+            logits, further = model(x, losses=True) if mapped else (model(x), None)
+        logits = logits.float()
+        total = share * F.cross_entropy(logits, y, label_smoothing=0.1)
+        if share < 1.0:
+            total = total + (1.0 - share) * F.cross_entropy(logits, y.flip(0), label_smoothing=0.1)
+        return total if further is None else total + further.total()
+
+    return _fit(model, loss, member, weight_decay)
+
+
+@torch.no_grad()
+def _named(
+    model: nn.Module, images: np.ndarray, labels: np.ndarray, data: Data, settings: Settings, size: int
+) -> dict[str, float]:
+    """Scores of the task of classification, with WordNet's hierarchy."""
+    model.eval()
+    found = []
+    for part in torch.from_numpy(images).split(settings.batch):
+        x = _whole(part.to(settings.device), (size, size))
+        with _precision(settings), torch.compiler.set_stance("force_eager"):
+            found.append(model(x).float().cpu())
+    taxonomy = Taxonomy.from_edges([(child, parent) for child, parent in data.edges.tolist()])
+    predictions = classification.Predictions(torch.cat(found), torch.from_numpy(labels))
+    scores = classification.score(predictions, data.classes.tolist(), taxonomy)
+    return {name: value for name, value in scores.items() if not name.startswith("level_")}
+
+
+def segment(member: Member, data: Data, settings: Settings) -> tuple[dict[str, Any], float]:
+    """The Semantic FPN head on the backbone of the same seed."""
+    name, arguments = MODELS[member.name]
+    model = segmentation.SegmentationModel(name, SCENE_CLASSES, arguments=arguments)
+    load_backbone(model, member.published(member.name))
+    model = _on(model, settings)
+    images = torch.from_numpy(data.scenes_train).to(settings.device)
+    masks = torch.from_numpy(data.masks_train).to(settings.device)
+    places = _order(member, len(images), settings.scene_batch)
+    generator = torch.Generator(settings.device).manual_seed(member.seed)
+    shape = (settings.scene_size, settings.scene_size * 4 // 3)
+
+    def loss() -> Tensor:
+        chosen = next(places).to(settings.device)
+        x, grid = views(images[chosen], shape, (0.25, 1.5), generator, distort=False)
+        truth = _seen_through(masks[chosen], grid)
+        with _precision(settings):
+            scores = model(x)
+        return F.cross_entropy(scores.float(), truth, ignore_index=IGNORED)
+
+    torch.manual_seed(member.seed)
+    step = _fit(model, loss, member, weight_decay=1e-4)
+    return {"parameters": _count(model), **_labelled(model, data, settings, shape)}, step
+
+
+@torch.no_grad()
+def _labelled(model: nn.Module, data: Data, settings: Settings, shape: tuple[int, int]) -> dict[str, float]:
+    model.eval()
+    table = torch.zeros(SCENE_CLASSES, SCENE_CLASSES, dtype=torch.int64)
+    for start in range(0, len(data.scenes_test), settings.scene_batch):
+        part = slice(start, start + settings.scene_batch)
+        truth = torch.from_numpy(data.masks_test[part]).long()
+        with _precision(settings):
+            scores = model(_whole(torch.from_numpy(data.scenes_test[part]).to(settings.device), shape))
+        scores = F.interpolate(scores.float(), size=truth.shape[1:], mode="bilinear", align_corners=False)
+        truth[truth == VOID] = IGNORED
+        table += segmentation.confusion(scores.argmax(dim=1).cpu(), truth, SCENE_CLASSES)
+    return segmentation.score(table)
+
+
+def detect(member: Member, data: Data, settings: Settings) -> tuple[dict[str, Any], float]:
+    """Faster R-CNN on the backbone of the same seed, in float32: torchvision decodes boxes in the type of the maps."""
+    name, arguments = MODELS[member.name]
+    task = Detection(_photos(data, member.folder))
+    model = build(Card("detect", name, arguments, list(CELLS), CELL_SIDE, task.decoder))
+    load_backbone(model, member.published(member.name))
+    model = model.to(settings.device)
+    places = _order(member, len(task.dataset), settings.cell_batch)
+
+    def loss() -> Tensor:
+        images, targets = task.collate([task.dataset[int(i)] for i in next(places)])
+        there = [{key: value.to(settings.device) for key, value in target.items()} for target in targets]
+        return torch.stack(list(model([image.to(settings.device) for image in images], there).values())).sum()
+
+    torch.manual_seed(member.seed)
+    step = _fit(model, loss, member, weight_decay=1e-4)
+    return {"parameters": _count(model), **task.evaluate(model.eval())}, step
+
+
+def _photos(data: Data, folder: Path) -> ObjectSets:
+    """The photos of cells as files with their boxes."""
+    width, height = data.cells.shape[2], data.cells.shape[1]
+    things: list[list[Thing]] = [[] for _ in data.cells]
+    for index, label, *corners in data.boxes.tolist():
+        things[int(index)].append(Thing(tuple(corners), int(label)))  # pyright: ignore[reportArgumentType]
+    photos = [Photo(folder / "cells" / f"{i}.png", own, (width, height)) for i, own in enumerate(things)]
+    train, test = (
+        [photo for photo, out in zip(photos, data.cells_test, strict=True) if out == side] for side in (0, 1)
+    )
+    return ObjectSets(train, test, list(CELLS))
+
+
+def write_cells(data: Data, folder: Path) -> None:
+    """The files that the detectors read."""
+    from PIL import Image
+
+    (folder / "cells").mkdir(parents=True, exist_ok=True)
+    for index, image in enumerate(data.cells):
+        Image.fromarray(image).save(folder / "cells" / f"{index}.png", compress_level=1)
+
+
+PARTS: dict[str, Callable[[Member, Data, Settings], tuple[dict[str, Any], float]]] = {
+    "tune": tune,
+    "classify": classify,
+    "map": map_,
+    "segment": segment,
+    "detect": detect,
+}
+
+
+def views(
+    images: Tensor,
+    shape: tuple[int, int],
+    area: tuple[float, float],
+    generator: torch.Generator,
+    distort: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Random parts of images (B, H, W, 3), mirrored or not, as normalised (B, 3, *shape), and the grid they lie on.
+
+    A view covers a part of the image in `area`; above 1 it reaches over the border. `distort` stretches by up to 4/3.
+    """
+    count, device = len(images), images.device
+
+    def uniform(low: float, high: float) -> Tensor:
+        return torch.empty(count, device=device).uniform_(low, high, generator=generator)
+
+    side = uniform(*area).sqrt()
+    stretch = (uniform(-1.0, 1.0) * (0.5 * np.log(4 / 3))).exp() if distort else torch.ones_like(side)
+    most = max(1.0, area[1]) ** 0.5
+    width, height = (side * stretch).clamp(max=most), (side / stretch).clamp(max=most)
+    x, y = (1.0 - width).abs() * uniform(-1.0, 1.0), (1.0 - height).abs() * uniform(-1.0, 1.0)
+    mirror = torch.where(uniform(0.0, 1.0) < 0.5, -1.0, 1.0)
+    zero = torch.zeros_like(x)
+    rows = torch.stack([width * mirror, zero, x]), torch.stack([zero, height, y])
+    theta = torch.stack(rows).permute(2, 0, 1)
+    grid = F.affine_grid(theta, [count, 3, *shape], align_corners=False)
+    pixels = normalised(images)
+    return F.grid_sample(pixels, grid, mode="bilinear", padding_mode="zeros", align_corners=False), grid
+
+
+def _seen_through(masks: Tensor, grid: Tensor) -> Tensor:
+    """Labels (B, H, W) uint8 at the places of a grid; `IGNORED` outside and where pixels do not count."""
+    shifted = torch.where(masks == VOID, 0, masks + 1).unsqueeze(1).float()
+    return F.grid_sample(shifted, grid, mode="nearest", padding_mode="zeros", align_corners=False)[:, 0].long() - 1
+
+
+def normalised(images: Tensor) -> Tensor:
+    """(B, H, W, 3) uint8 -> (B, 3, H, W) float, channels last in memory."""
+    mean, std = (torch.tensor(values, device=images.device) * 255 for values in (MEAN, STD))
+    return ((images - mean) / std).permute(0, 3, 1, 2)
+
+
+def _whole(images: Tensor, shape: tuple[int, int]) -> Tensor:
+    return F.interpolate(normalised(images), size=shape, mode="bilinear", align_corners=False)
+
+
+def _order(member: Member, count: int, batch: int) -> Iterator[Tensor]:
+    """Places of the images of every step, epoch after epoch in an order of its own."""
+    generator = torch.Generator().manual_seed(member.seed)
+    batch = min(batch, count)
+    while True:
+        yield from torch.randperm(count, generator=generator)[: count // batch * batch].split(batch)
+
+
+def _fit(model: nn.Module, loss: Callable[[], Tensor], member: Member, weight_decay: float) -> float:
+    """AdamW with warm-up and cosine; the seconds of a step, without the first tenth of them."""
+    model.train()
+    config = OptimConfig(lr=member.rate, warmup_steps=max(1, member.steps // 20), final_ratio=0.01)
+    device = next(model.parameters()).device
+    optimizer = torch.optim.AdamW(parameter_groups(model, weight_decay), lr=member.rate, fused=True)
+    factor = schedule(config, member.steps)
+    begin, started = member.steps // 10, time.perf_counter()
+    for step in range(member.steps):
+        if step == begin:
+            _wait(device)
+            started = time.perf_counter()
+        for group in optimizer.param_groups:
+            group["lr"] = member.rate * factor(step)
+        loss().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    _wait(device)
+    return (time.perf_counter() - started) / (member.steps - begin)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _precision(settings: Settings) -> torch.autocast:
+    return torch.autocast(settings.device, torch.bfloat16, enabled=settings.half)
+
+
+def _on(model: nn.Module, settings: Settings) -> nn.Module:
+    return model.to(settings.device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+
+
+def _compiled(model: nn.Module, settings: Settings) -> nn.Module:
+    if settings.compile and isinstance(model, HCFormer):
+        torch._dynamo.config.suppress_errors = True  # a block that cannot be compiled is run as it is
+        torch._dynamo.config.recompile_limit = 32  # a version for each stage and geometry
+        for module in model.modules():
+            if isinstance(module, Block):
+                module.forward = torch.compile(module.forward, dynamic=False)
+    return model
+
+
+def _count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

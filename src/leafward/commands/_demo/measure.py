@@ -1,0 +1,73 @@
+"""Measure: how superposed a real language model's head is, and how the loss of toy models falls with their width."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leafward.recipes import superposition
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from leafward.commands._demo.part import Part
+    from leafward.report import Page
+    from leafward.superposition import AuditReport
+
+MATRIX = "stories260k_embedding.npy"
+
+
+def sweep() -> superposition.Config:
+    """Strong and weak superposition under four laws: less than a minute on two cores."""
+    return superposition.Config(
+        widths=(6, 9, 14, 21, 32), decays=(-1.0, 5 / 9), laws=("power:0", "power:0.5", "power:1", "power:2"), steps=3000
+    )
+
+
+def run(out: Path, console: Console) -> Part:
+    from leafward.commands._demo.part import Part
+    from leafward.commands._show import show_headline
+    from leafward.commands.audit import show
+    from leafward.data import embedded
+    from leafward.engine import Progress
+    from leafward.report import Number
+    from leafward.superposition import audit
+
+    console.rule("measure: how superposed is a real language model's head?")
+    with Progress(100, "audit", unit="%") as progress:
+        report = audit(embedded(MATRIX), exact=True, progress=lambda done, total: progress.update(100 * done // total))
+    show(console, report)
+    console.rule("measure: a fleet of toy models, and the exponents of its loss")
+    found = superposition.run(sweep(), out / "superposition", overwrite=True)
+    show_headline(console, found)
+    numbers = [
+        Number("m·⟨overlap²⟩ of a real head", report.scaled_overlap, note="1 for random directions"),
+        *(Number.from_json(each) for each in found["headline"] if each["name"] in HEADLINES),
+    ]
+    result = {"audit": report.to_dict(), "superposition": {key: found[key] for key in ("claims", "fits")}}
+    return Part(numbers, result, lambda page: _draw(page, report, found))
+
+
+HEADLINES = ("strong exponent, α ≤ 1", "strong − weak exponent")
+"""What the sweep says in the table at the end; its own report has the rest."""
+
+
+def _draw(page: Page, report: AuditReport, found: dict[str, Any]) -> None:
+    from leafward.commands._show import CLAIM_COLUMNS, claim_rows
+    from leafward.commands.audit import add_audit
+    from leafward.recipes._superposition_figures import exponents, losses
+
+    add_audit(page, report)
+    page.section("A fleet of toy models")
+    page.text(
+        "Toy models y = ReLU(W Wᵀx + b) of several widths m, trained together. A negative decay γ packs more features "
+        "than dimensions into them (strong superposition), a positive one keeps about m of them (weak). How fast the "
+        "loss falls with the width tells the two apart."
+    )
+    models = found["models"]
+    rows = [dict(zip(models, values, strict=True)) for values in zip(*models.values(), strict=True)]
+    for drawn in (losses(rows, found["fits"], "strong"), losses(rows, found["fits"], "weak"), exponents(found["fits"])):
+        if drawn is not None:
+            page.figure(drawn.figure, drawn.caption)
+    tested = [claim for claim in found["claims"] if claim["value"] is not None]
+    page.table(CLAIM_COLUMNS, claim_rows(tested), "Claims of arXiv 2505.10465, on this small sweep")

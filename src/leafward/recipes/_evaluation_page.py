@@ -1,0 +1,49 @@
+"""What an evaluation leaves behind: its numbers as JSON, and the page that shows them."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from leafward.report import Number, Page
+
+
+def evaluation_page(title: str, subtitle: str, numbers: Sequence[Number], scores: Mapping[str, Any]) -> Page:
+    """A page with headline numbers and a table of all scores, nested ones by their dotted names."""
+    from leafward.report import Page
+    from leafward.report.page import flatten
+
+    page = Page(title, subtitle=subtitle)
+    page.headline(numbers)
+    page.section("All scores")
+    page.table(["", "value"], list(flatten(scores).items()))
+    return page
+
+
+def how_it_was_run(page: Page) -> None:
+    """The last section of every page: the command and the environment of this process."""
+    from leafward.engine.run import environment
+
+    page.section("How it was run")
+    page.command(shlex.join(sys.argv))
+    page.environment(environment({}))
+
+
+def write_evaluation(out: Path, result: Mapping[str, Any], page: Page, console: Console) -> None:
+    """Write `out`/evaluation.json and report.html, or where `out` is NAME.json, that file and NAME.html beside it."""
+    from leafward.files import write_json
+
+    if out.suffix == ".json":
+        record, shown = out, out.with_suffix(".html")
+    else:
+        record, shown = out / "evaluation.json", out / "report.html"
+    write_json(record, result)
+    how_it_was_run(page)
+    page.write(shown)
+    console.print(f"wrote {record} and {shown}", markup=False)

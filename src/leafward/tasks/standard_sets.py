@@ -1,0 +1,106 @@
+"""Labelled images in the layouts of the usual few-shot data sets, as CoOp's authors lay them out.
+
+Nine of the eleven have a `split_zhou_NAME.json`; this module reads the others:
+
+- ImageNet: `classnames.txt` ("n01440764 tench" in a line), `images/train/n01440764/…`, `images/val/n01440764/…`;
+- its four other domains: `classnames.txt` beside one folder of class folders, named by WordNet id (Sketch, A, R) or by
+  the number of the class (V2); all images are test images, and classes without image are left out;
+- FGVC Aircraft: `variants.txt`, `images_variant_train.txt`, `…_val.txt`, `…_test.txt` and `images/`;
+- any folder with `train/`, `val/` and `test/` (val or test may be missing) of class folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from leafward.errors import DataError
+from leafward.files import inside, read_text
+from leafward.tasks.images import image_files
+
+Labelled = tuple[list[Path], list[int], tuple[str, ...], list[int]]
+"""Files, labels, class names, and the part of each file: 0 train, 1 validation, 2 test."""
+PARTS = ("train", "val", "test")
+CLASS_NAMES, VARIANTS = "classnames.txt", "variants.txt"
+
+
+def read_standard(folder: Path) -> Labelled | None:
+    """The images of a folder in one of the layouts above; None where it has none of them."""
+    if (folder / CLASS_NAMES).is_file():
+        return _imagenet(folder)
+    if (folder / VARIANTS).is_file():
+        return _aircraft(folder)
+    if (folder / "train").is_dir() and any((folder / part).is_dir() for part in PARTS[1:]):
+        return _parts(folder)
+    return None
+
+
+def _imagenet(folder: Path) -> Labelled:
+    names: dict[str, str] = {}
+    for line in _lines(folder / CLASS_NAMES):
+        key, _, name = line.partition(" ")
+        if not name:
+            raise DataError(f"{folder / CLASS_NAMES}: a line must hold an id and a name, got {line!r}")
+        names[key] = name.strip()
+    images = folder / "images"
+    if (images / "train").is_dir():
+        # Few-shot work scores on ImageNet's validation images, and has no others.
+        return _collected({0: images / "train", 2: images / "val"}, names)
+    places = [path for path in sorted(folder.iterdir()) if path.is_dir()]
+    if len(places) != 1:
+        raise DataError(f"{folder} must hold images/train and images/val, or one folder of class folders")
+    # ImageNet-V2 names its folders by the place of the class in the list.
+    numbered = {str(place): name for place, name in enumerate(names.values())}
+    inner = {path.name for path in places[0].iterdir() if path.is_dir()}
+    return _collected({2: places[0]}, numbered if inner <= set(numbered) else names)
+
+
+def _parts(folder: Path) -> Labelled:
+    found = {number: folder / part for number, part in enumerate(PARTS) if (folder / part).is_dir()}
+    if 2 not in found:
+        found[2] = found.pop(1)  # what is held out is what is scored
+    classes = sorted({path.name for place in found.values() for path in place.iterdir() if path.is_dir()})
+    return _collected(found, {name: name for name in classes})
+
+
+def _collected(places: Mapping[int, Path], names: Mapping[str, str]) -> Labelled:
+    """The class folders of each part; classes without a single image are left out."""
+    rows: list[tuple[Path, str, int]] = []
+    for part, place in places.items():
+        if not place.is_dir():
+            raise DataError(f"{place} is not a folder of class folders")
+        for path in sorted(place.iterdir()):
+            if path.is_dir():
+                if path.name not in names:
+                    raise DataError(f"the class folder {path} is not among the classes of {CLASS_NAMES}")
+                rows += [(file, path.name, part) for file in image_files(inside(place, path.name))]
+    if not rows:
+        raise DataError(f"{', '.join(map(str, places.values()))} hold no image")
+    used = {key for _, key, _ in rows}
+    order = [key for key in names if key in used]
+    number = {key: label for label, key in enumerate(order)}
+    return (
+        [file for file, _, _ in rows],
+        [number[key] for _, key, _ in rows],
+        tuple(names[key] for key in order),
+        [part for _, _, part in rows],
+    )
+
+
+def _aircraft(folder: Path) -> Labelled:
+    names = _lines(folder / VARIANTS)
+    files, labels, parts = [], [], []
+    for part, word in enumerate(PARTS):
+        listed = folder / f"images_variant_{word}.txt"
+        for line in _lines(listed):
+            stem, _, name = line.partition(" ")
+            if name not in names:
+                raise DataError(f"{listed} has the variant {name!r}, which {VARIANTS} lacks")
+            files.append(inside(folder / "images", f"{stem}.jpg"))
+            labels.append(names.index(name))
+            parts.append(part)
+    return files, labels, tuple(names), parts
+
+
+def _lines(path: Path) -> list[str]:
+    return [line.strip() for line in read_text(path).splitlines() if line.strip()]
