@@ -1,6 +1,6 @@
 """Pictures for the evidence on CLIP adapters, from the original files or from small packed ones.
 
-A folder holds either the original parquet files (`SOURCES`) or what :func:`pack` wrote: one NAME.npz for each set, with
+A folder holds either the original parquet files (`SOURCES`) or what `pack` wrote: one NAME.npz for each set, with
 the bytes of all pictures in a row, smaller and fewer, so that a set travels in a megabyte or two.
 """
 

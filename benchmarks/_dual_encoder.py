@@ -69,7 +69,7 @@ def untrained(minilm: Path) -> HuggingFaceEncoder:
 
 
 def open_encoder(folder: Path, minilm: Path, device: str) -> HuggingFaceEncoder:
-    """What :func:`pretrain` wrote to `folder`."""
+    """What `pretrain` wrote to `folder`."""
     encoder = untrained(minilm)
     encoder.model.load_state_dict(load_file(folder / WEIGHTS))
     return encoder.to(device)

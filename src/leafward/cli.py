@@ -1,6 +1,6 @@
 """The command line: dispatch and the behaviour that all commands share.
 
-A command is a module of :mod:`leafward.commands` with a dataclass ``Args`` (what tyro parses and documents) and a
+A command is a module of `leafward.commands` with a dataclass ``Args`` (what tyro parses and documents) and a
 function ``run(args, console) -> dict``. Nothing heavy is imported until the command runs, so ``--help`` is quick.
 
 Shared: ``--json`` puts one JSON object on the last line of stdout (everything else goes to stderr), ``--debug`` shows

@@ -27,7 +27,7 @@ def test_a_finished_run_is_replaced_only_when_told(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, CONFIG)
     run.log(1, {"train/loss": 1.0})
     (run.path / "note.txt").write_text("mine")
-    for stale in ("model", "members", "figures"):
+    for stale in ("model", "members", "figures", "evaluation"):
         (run.path / stale).mkdir()
     run.finish({"score": 1})
     assert run.result() == {"score": 1}
@@ -36,7 +36,7 @@ def test_a_finished_run_is_replaced_only_when_told(tmp_path: Path) -> None:
             RunDirectory.create(tmp_path, CONFIG, resume=resume)
     again = RunDirectory.create(tmp_path, {"other": 1}, overwrite=True, recipe="toy")
     assert again.metrics() == []
-    assert not any((run.path / stale).exists() for stale in ("model", "members", "figures"))
+    assert not any((run.path / stale).exists() for stale in ("model", "members", "figures", "evaluation"))
     assert RunDirectory.open(tmp_path).recipe == "toy"
     assert not again.finished
     assert again.config == {"other": 1}

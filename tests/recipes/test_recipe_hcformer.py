@@ -13,6 +13,7 @@ from rich.console import Console
 
 from leafward.engine import LoopConfig, OptimConfig
 from leafward.errors import DataError, UsageError
+from leafward.intervals import share_interval
 from leafward.recipes import _hcformer_drawing as drawing
 from leafward.recipes import evaluate_vision, explain_hcformer, hcformer
 from leafward.recipes._hcformer_model import open_backbone, open_model
@@ -82,10 +83,30 @@ def test_published_model_is_the_trained_one(finished):
     assert json.loads((out / "evaluation.json").read_text()) == found
 
 
-def test_other_data_are_scored_by_a_published_model(finished, pictures):
+def test_the_page_of_an_evaluation_leaves_that_of_the_training(finished, evaluation_shown):
+    out, result = finished
+    trained = (out / "report.html").read_text()
+    evaluate_vision.run(evaluate_vision.Args(out, device="cpu", out=out), quiet())
+    found, text = evaluation_shown(out / "evaluation.json", out / "evaluation.html")
+    assert (out / "report.html").read_text() == trained
+    assert [number["name"] for number in found["headline"]] == [number["name"] for number in result["headline"]]
+    number = found["headline"][0]
+    right = round(6 * found["scores"]["lorentz-0"]["top1"])  # of six held-out images
+    assert number["interval"] == pytest.approx(share_interval(right, 6))
+    assert number["twin"] == found["scores"]["euclidean-0"]["top1"]
+    for name, values in found["scores"].items():
+        row = text.partition(f" {name} ")[2].split()[: len(values)]
+        assert [None if cell == "–" else float(cell) for cell in row] == pytest.approx(list(values.values()), abs=1e-3)
+
+
+def test_other_data_are_scored_by_a_published_model(finished, pictures, evaluation_shown):
     out, _ = finished
     args = evaluate_vision.Args(out / "model", data=str(pictures), device="cpu", out=out / "other.json")
     assert evaluate_vision.run(args, quiet())["scores"]["model"]["top1"] > 0.6
+    number = evaluation_shown(out / "other.json", out / "other.html")[0]["headline"][0]
+    assert number["name"] == "top-1 accuracy"
+    assert number["twin"] is None
+    assert len(number["interval"]) == 2
     with pytest.raises(UsageError, match="give --data"):
         evaluate_vision.run(evaluate_vision.Args(out / "model"), quiet())
 

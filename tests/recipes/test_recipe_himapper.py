@@ -18,6 +18,7 @@ from leafward.commands import evaluate, explain
 from leafward.commands.train import parse
 from leafward.engine import LoopConfig, OptimConfig
 from leafward.errors import DataError, LeafwardError, UsageError
+from leafward.intervals import share_interval
 from leafward.models.himapper import Hierarchy, TreeShape
 from leafward.recipes import _himapper_drawing as drawing
 from leafward.recipes import himapper
@@ -199,13 +200,21 @@ def test_a_mapper_that_keeps_its_losses_compiles_whole() -> None:
 
 
 def test_evaluation_repeats_the_scores_of_every_arm(
-    finished: tuple[Path, dict[str, Any]], data: Path, tmp_path: Path
+    finished: tuple[Path, dict[str, Any]], data: Path, tmp_path: Path, evaluation_shown: Any
 ) -> None:
     out, result = finished
     file = tmp_path / "scores.json"
     found = evaluate.run(evaluate.parse([str(out), "--out", str(file), "--device", "cpu"]), Console(file=io.StringIO()))
-    assert json.loads(file.read_text()) == found
+    kept, text = evaluation_shown(file, tmp_path / "scores.html")
+    assert kept == found
+    assert [number["name"] for number in found["headline"]] == [number["name"] for number in result["headline"]]
+    images = result["held_out_images"]
+    first = found["headline"][0]
+    assert first["value"] == found["scores"]["lorentz-0"]["top1"]
+    assert first["interval"] == pytest.approx(share_interval(round(first["value"] * images), images))
     for member in result["members"]:
+        row = text.partition(f" {member['name']} ")[2].split()[: len(member["scores"])]
+        assert [float(cell) for cell in row] == pytest.approx(list(member["scores"].values()), abs=1e-3)
         assert found["scores"][member["name"]] == pytest.approx(member["scores"], rel=1e-5)
     (tmp_path / "other" / "yellow").mkdir(parents=True)
     for number in range(2):

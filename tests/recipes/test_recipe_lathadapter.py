@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from leafward.adapters import load_encoder
 from leafward.cli import main
 from leafward.errors import DataError, UsageError
+from leafward.intervals import share_interval
 from leafward.recipes import _lathadapter_training as training
 from leafward.recipes import lathadapter
 from leafward.recipes._lathadapter_images import image_set
@@ -312,6 +313,40 @@ def test_images_of_another_set_and_what_is_refused(pictures: Path, tmp_path: Pat
     make("siglip", tmp_path)
     with pytest.raises(UsageError, match="need a Hugging Face CLIP model, not 'siglip'"):
         lathadapter.run(replace(config, model=str(tmp_path / "siglip")), tmp_path / "other")
+
+
+def test_an_evaluation_shows_means_over_seeds(
+    finished: tuple[Path, dict[str, Any]], tmp_path: Path, evaluation_shown: Any
+) -> None:
+    out, result = finished
+    assert main(["evaluate", str(out), "--out", str(tmp_path / "again.json")]) == 0
+    found, text = evaluation_shown(tmp_path / "again.json", tmp_path / "again.html")
+    assert found["headline"] == json.loads(json.dumps(result["headline"]))
+    (number,) = found["headline"]
+    means = [
+        row["accuracy"] for row in found["scores"] if (row["method"], row["test"]) == (METHODS[4], "harmonic mean")
+    ]
+    half = 12.706204736 * abs(means[0] - means[1]) / 2  # Student's t with one degree of freedom
+    centre = sum(means) / 2
+    assert number["interval"] == pytest.approx([max(0.0, centre - half), min(100.0, centre + half)])
+    for words in (*METHODS, "What the hierarchy adds", "Mistakes in the taxonomy"):
+        assert words in text
+
+
+def test_one_seed_has_intervals_over_the_test_images(small: Config, tmp_path: Path, evaluation_shown: Any) -> None:
+    config = replace(small, baselines=("zero-shot",), hosts=(), seeds=1, protocol="few-shot")
+    lathadapter.run(config, tmp_path / "run")
+    write_features(tmp_path / "other.npz", synthetic(seed=1))
+    words = ["evaluate", str(tmp_path / "run"), "--features", str(tmp_path / "other.npz")]
+    assert main([*words, "--out", str(tmp_path / "far")]) == 0
+    found, text = evaluation_shown(tmp_path / "far" / "evaluation.json", tmp_path / "far" / "report.html")
+    (row,) = found["scores"]
+    right = round(row["accuracy"] / 100 * row["images"])
+    assert row["images"] == int((synthetic(seed=1).split == 2).sum())
+    assert found["headline"][0]["interval"] == pytest.approx(
+        [100 * end for end in share_interval(right, row["images"])]
+    )
+    assert "Wilson's interval over the test images" in text
 
 
 def test_a_run_is_scored_again_by_its_own_protocol(

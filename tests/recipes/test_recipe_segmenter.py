@@ -79,6 +79,27 @@ def test_a_run_keeps_what_was_learned(run: Path, capsys: pytest.CaptureFixture[s
     assert again["miou"] == pytest.approx(result["metrics"]["miou"], abs=1e-6)
 
 
+def test_an_evaluation_shows_every_class(run: Path, tmp_path: Path, evaluation_shown: Any) -> None:
+    words = [
+        "evaluate",
+        str(run),
+        "--data",
+        str(run.parent / "scenes"),
+        "--most",
+        "1",
+        "--out",
+        str(tmp_path / "found"),
+    ]
+    assert main(words) == 0
+    found, text = evaluation_shown(tmp_path / "found" / "evaluation.json", tmp_path / "found" / "report.html")
+    ious = {row["class"]: row["iou"] for row in found["iou"]}
+    assert found["miou"] == pytest.approx(sum(ious.values()) / 2)
+    assert [number["value"] for number in found["headline"]] == [100 * found["miou"], 100 * found["pixel_accuracy"]]
+    assert "1 held-out scene " in text
+    for name, iou in ious.items():
+        assert float(text.partition(f"IoU.{name} ")[2].split()[0]) == pytest.approx(iou, abs=1e-3)
+
+
 def test_explain_draws_any_words(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from PIL import Image
 

@@ -60,7 +60,7 @@ class Encoder(nn.Module, ABC):
 
     @abstractmethod
     def save_pretrained(self, directory: str | Path) -> None:
-        """Write the model and all that :func:`load_encoder` needs to `directory`."""
+        """Write the model and all that `load_encoder` needs to `directory`."""
 
     def prepare_images(self, images: Sequence[Image]) -> Tensor:
         """Pixels of opened images, (N, 3, H, W)."""
@@ -404,7 +404,7 @@ def make_trainable(
     """Let the text side of `encoder` learn, and nothing else: all of it, or adapters in its attention and MLP layers.
 
     lora: low-rank updates of the given rank (PEFT); blocks: block-diagonal scalings W Sᵀ of the query, key and value
-    projections. :func:`merge_adapters` writes either into the weights.
+    projections. `merge_adapters` writes either into the weights.
     """
     side: Literal["text", "both"] = "text" if encoder.has_images else "both"
     if how == "full":
@@ -423,7 +423,7 @@ def make_trainable(
 
 
 def merge_adapters(encoder: Encoder) -> None:
-    """Write what :func:`make_trainable` attached into the weights; the model then has its own layout again."""
+    """Write what `make_trainable` attached into the weights; the model then has its own layout again."""
     if hasattr(encoder.model, "merge_and_unload"):
         encoder.model = encoder.model.merge_and_unload()
     elif adapters(encoder.model):

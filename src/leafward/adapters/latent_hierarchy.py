@@ -3,8 +3,8 @@
 Notation: images z (B, d), classes T (C, d), attributes A (N, d), all tangent vectors at the origin of the Poincaré
 ball; distances by the isometric Lorentz points in float32 or better. The two parts are
 
-- ATR, :func:`refine`: classes look at the attributes through a normalised affinity graph;
-- HHL, :func:`hierarchy_loss`: two neighbours and a stranger; the common ancestor of the neighbours should be nearer to
+- ATR, `refine`: classes look at the attributes through a normalised affinity graph;
+- HHL, `hierarchy_loss`: two neighbours and a stranger; the common ancestor of the neighbours should be nearer to
   them than the common ancestor of all three, and farther from the stranger (the loss of HIER, Kim et al. 2023).
 
 The paper's plain forms fail in two ways that are mended here: signed affinities give negative degrees (NaN), and

@@ -241,7 +241,7 @@ def trainable_parameters(model: nn.Module) -> tuple[int, int]:
 
 
 def print_trainable_parameters(model: nn.Module) -> None:
-    """Print :func:`trainable_parameters` in PEFT's words."""
+    """Print `trainable_parameters` in PEFT's words."""
     trained, total = trainable_parameters(model)
     print(f"trainable params: {trained:,} || all params: {total:,} || trainable%: {100 * trained / max(total, 1):.4f}")
 

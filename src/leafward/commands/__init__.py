@@ -1,4 +1,4 @@
-"""One module for each command of the command line; see :mod:`leafward.cli`."""
+"""One module for each command of the command line; see `leafward.cli`."""
 
 from leafward.recipes import EVALUATIONS, EXPLANATIONS, PREPARATIONS
 

@@ -45,7 +45,8 @@ def parse(argv: list[str]) -> Args:
 def run(args: Args, console: Console) -> dict[str, Any]:
     known = names()
     if args.name is None:
-        console.print("usage: leafward bench NAME [its own flags]" if known else ABSENT, markup=False)
+        if not known:
+            console.print(ABSENT)
         for name, text in known.items():
             console.print(f"  {name:<22}{text}")
         return {"benchmarks": known}

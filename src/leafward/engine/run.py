@@ -21,6 +21,8 @@ CONFIG, ENV, METRICS, RESULT, REPORT = "config.yaml", "env.json", "metrics.jsonl
 FORMAT = "leafward-run"
 CHECKPOINTS, BOARD, BAD_BATCH = "checkpoints", "tensorboard", "nonfinite-"
 MODEL, MEMBERS, FIGURES = "model", "members", "figures"
+EVALUATION = ("evaluation.json", "evaluation.html", "evaluation")
+"""What evaluations of a run leave in its directory."""
 
 
 class RunDirectory:
@@ -183,7 +185,8 @@ class RunDirectory:
         """Remove what a run wrote and nothing else: the mark of a finished run first, that of a run last."""
         batches = [path.name for path in self.path.glob(f"{BAD_BATCH}*")]
         try:
-            for name in (RESULT, CHECKPOINTS, METRICS, REPORT, BOARD, MODEL, MEMBERS, FIGURES, *batches, CONFIG, ENV):
+            shown = REPORT, BOARD, FIGURES, *EVALUATION
+            for name in (RESULT, CHECKPOINTS, METRICS, *shown, MODEL, MEMBERS, *batches, CONFIG, ENV):
                 path = self.path / name
                 if path.is_dir():
                     shutil.rmtree(path)

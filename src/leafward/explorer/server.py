@@ -1,7 +1,7 @@
 """The local server: a fixed table of answers behind a token, on loopback.
 
 No path of a request reaches the file system: everything that can be asked for is collected in memory at the start and
-looked up by name. :class:`Guard` stands before all of it.
+looked up by name. `Guard` stands before all of it.
 """
 
 from __future__ import annotations

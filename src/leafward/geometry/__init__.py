@@ -5,8 +5,8 @@
     x = H.expmap0(v)          # (..., n) -> (..., n+1)
     d = H.dist(x, y)
 
-Pure functions live in :mod:`~leafward.geometry.lorentz` (on space parts), :mod:`~leafward.geometry.poincare` and
-:mod:`~leafward.geometry.euclidean`; the classes here are thin.
+Pure functions live in `leafward.geometry.lorentz` (on space parts), `leafward.geometry.poincare` and
+`leafward.geometry.euclidean`; the classes here are thin.
 """
 
 from leafward.geometry.curvature import Curvature

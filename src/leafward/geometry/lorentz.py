@@ -3,7 +3,7 @@
 A point of the hyperboloid ``-t² + |x|² = -1/c`` (sectional curvature ``-c``) is fixed by its space part
 ``x (..., n)``; the time coordinate ``t = √(1/c + |x|²)`` is derived where it is needed and never stored, so a
 point cannot leave the manifold. A tangent vector at ``x`` is fixed by its space part ``u (..., n)`` too:
-``⟨x, u⟩_L = 0`` gives ``u_t = x·u / t``. :class:`leafward.geometry.Lorentz` offers the same functions on full
+``⟨x, u⟩_L = 0`` gives ``u_t = x·u / t``. `leafward.geometry.Lorentz` offers the same functions on full
 vectors ``[t; x]``.
 
 Legend: ``ρ = √c · radius``, ``a = √c|x| = sinh ρ``, ``A = √(1 + a²) = cosh ρ`` (``b``, ``B`` for the second
@@ -62,7 +62,7 @@ def expmap0(v: Tensor, c: Curv) -> Tensor:
 
 
 def expmap0_lifted(v: Tensor, c: Curv) -> Tensor:
-    """:func:`expmap0` as a full point, (..., n) -> (..., n+1); the time is cosh(ρ)/√c, with no second norm."""
+    """`expmap0` as a full point, (..., n) -> (..., n+1); the time is cosh(ρ)/√c, with no second norm."""
     z, r = polar(v)
     rho, shrink = _saturate(c**0.5 * r, c, v.dtype)
     x = sinhc(rho) * shrink * z

@@ -42,7 +42,7 @@ class Manifold(nn.Module, ABC):
 
     @abstractmethod
     def logmap0(self, x: Tensor) -> Tensor:
-        """Inverse of :meth:`expmap0`: (..., m) -> (..., n)."""
+        """Inverse of `expmap0`: (..., m) -> (..., n)."""
 
     @abstractmethod
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class Manifold(nn.Module, ABC):
 
     @abstractmethod
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
-        """Inverse of :meth:`expmap` in its second argument: (..., m), (..., m) -> (..., m)."""
+        """Inverse of `expmap` in its second argument: (..., m), (..., m) -> (..., m)."""
 
     @abstractmethod
     def dist(self, x: Tensor, y: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def _like(x: Tensor | None, generator: torch.Generator | None) -> dict:
 
 
 class _Curved(Manifold):
-    """What the two hyperbolic models share: the curvature, a number or a learned :class:`Curvature`."""
+    """What the two hyperbolic models share: the curvature, a number or a learned `Curvature`."""
 
     def __init__(self, c: float | Curvature = 1.0) -> None:
         super().__init__()

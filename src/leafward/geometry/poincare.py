@@ -2,8 +2,8 @@
 
 The metric is λ_p² times the Euclidean one, λ_p = 2/(1 − c|p|²), so a tangent vector v at the origin has length
 2|v| and ``dist0(expmap0(v)) = 2|v|``. Points at or outside the edge are taken at the outermost radius that
-their type can tell from the edge (see :func:`edge`). Formulas: Ungar's gyrovector spaces, as in Ganea et al.
-2018, "Hyperbolic Neural Networks", sec. 2; legend and conventions as in :mod:`leafward.geometry.lorentz`.
+their type can tell from the edge (see `edge`). Formulas: Ungar's gyrovector spaces, as in Ganea et al.
+2018, "Hyperbolic Neural Networks", sec. 2; legend and conventions as in `leafward.geometry.lorentz`.
 """
 
 from __future__ import annotations

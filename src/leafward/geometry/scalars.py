@@ -36,7 +36,7 @@ def tiny(dtype: torch.dtype) -> float:
 
 
 def polar(x: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`wide` rows, those beyond :func:`largest` pulled back along their ray so that nothing later overflows,
+    """`wide` rows, those beyond `largest` pulled back along their ray so that nothing later overflows,
     and their lengths: (..., n) -> (..., n), (..., 1).
 
     A row is beyond if its largest coordinate is (for float16, whose range is small, its norm).
@@ -57,7 +57,7 @@ def polar(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tame(x: Tensor) -> Tensor:
-    """The rows of :func:`polar` without their lengths."""
+    """The rows of `polar` without their lengths."""
     return polar(x)[0]
 
 
@@ -104,7 +104,7 @@ def _or_infinite(length: Tensor) -> Tensor:
 
 
 def norm(x: Tensor) -> Tensor:
-    """Euclidean norm (..., n) -> (..., 1); a vector shorter than :func:`tiny` has gradient zero."""
+    """Euclidean norm (..., n) -> (..., 1); a vector shorter than `tiny` has gradient zero."""
     if torch.compiler.is_compiling():  # fused there anyway
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return torch.where(length > tiny(x.dtype), length, length.detach())
@@ -112,7 +112,7 @@ def norm(x: Tensor) -> Tensor:
 
 
 def unit(x: Tensor, length: Tensor | None = None) -> Tensor:
-    """Direction of `x` (..., n); a vector shorter than :func:`tiny` counts as zero, with gradient zero."""
+    """Direction of `x` (..., n); a vector shorter than `tiny` counts as zero, with gradient zero."""
     return x / _or_infinite(norm(x) if length is None else length)
 
 

@@ -1,4 +1,4 @@
-"""Integer-array algorithms on directed acyclic graphs: what a :class:`Taxonomy` is made of.
+"""Integer-array algorithms on directed acyclic graphs: what a `Taxonomy` is made of.
 
 A graph of N nodes and E edges is kept as *rows*: ``start (N+1)`` and ``items (E)``, the neighbours of node i being
 ``items[start[i]:start[i+1]]`` (compressed sparse rows without values).

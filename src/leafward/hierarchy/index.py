@@ -1,8 +1,8 @@
 """Search among points of the Lorentz model: nearest, nearest in a subtree, coarse to fine, and by entailment.
 
 Shapes: N points, B queries, n the dimension; points and queries are full vectors [t; s], (…, n+1), as
-:class:`leafward.geometry.Lorentz` has them. A store on faiss proposes candidates by inner product; the answers are
-ranked by the stable distance of :mod:`leafward.geometry.lorentz`, so distances are right also where they are small.
+`leafward.geometry.Lorentz` has them. A store on faiss proposes candidates by inner product; the answers are
+ranked by the stable distance of `leafward.geometry.lorentz`, so distances are right also where they are small.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ class LorentzIndex:
 
     @classmethod
     def load(cls, path: PathLike) -> LorentzIndex:
-        """Read what :meth:`save` wrote."""
+        """Read what `save` wrote."""
         from safetensors import SafetensorError, safe_open
 
         try:

@@ -23,7 +23,7 @@ from leafward.hierarchy.taxonomy import Nodes, Taxonomy
 
 @dataclass(frozen=True)
 class Report:
-    """What :func:`evaluate` found. Means are over the answered samples.
+    """What `evaluate` found. Means are over the answered samples.
 
     count, coverage: samples; the share of them that was answered.
     accuracy: share of exact answers.
@@ -149,7 +149,7 @@ def consistency(tax: Taxonomy, paths: Nodes) -> float:
 def entailment_auc(scores: Any, labels: Any) -> float:
     """Area under the ROC curve: the chance that a true pair outscores a false one, ties counting one half.
 
-    scores (P), higher for entailment; labels (P), e.g. from :meth:`Taxonomy.entails`.
+    scores (P), higher for entailment; labels (P), e.g. from `Taxonomy.entails`.
     """
     from scipy.stats import rankdata
 
@@ -198,7 +198,7 @@ def radius_tau(radii: Any) -> float:
 
 
 def taxonomy_tau(tax: Taxonomy, radii: Any) -> float:
-    """:func:`radius_tau` over the ways from the root to each leaf: radii (N), one for each node."""
+    """`radius_tau` over the ways from the root to each leaf: radii (N), one for each node."""
     values = _array(radii).astype(np.float64)
     if values.shape != (len(tax),):
         raise UsageError(f"radii must be one number for each node, ({len(tax)},), got {values.shape}")

@@ -1,7 +1,7 @@
 """Distances and angles of all pairs of two sets by one matrix product, cheap enough for a training loop.
 
 Shapes: `lower` (B, m) and `upper` (C, m) are points of a manifold; results are (B, C). The values are those of
-:class:`~leafward.geometry.Manifold`, pair by pair; what is different is the cost.
+`leafward.geometry.Manifold`, pair by pair; what is different is the cost.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def distances(manifold: Manifold, lower: Tensor, upper: Tensor) -> Tensor:
 class _LorentzDistances(torch.autograd.Function):
     """d of cosh(√c d) = c·g, g = x_t y_t − x·y, for space parts (B, n) and (C, n).
 
-    As in :func:`leafward.geometry.lorentz.cdist`, g is taken in float64 and d = 2/√c · asinh(√(c·g − 1) / √2). What
+    As in `leafward.geometry.lorentz.cdist`, g is taken in float64 and d = 2/√c · asinh(√(c·g − 1) / √2). What
     goes back is ∂d/∂g = √c / sinh(√c d), from the half chord that is kept: a few passes over (B, C) where
     automatic differentiation takes thirty. At d = 0 the gradient is zero.
     """

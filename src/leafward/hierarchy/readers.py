@@ -1,7 +1,7 @@
 """Formats in which taxonomies come, each read into the same thing: names and (child, parent) edges with their places.
 
 Nothing is judged here but the format itself and repeated edges; cycles, several roots and the like are found when
-a :class:`~leafward.hierarchy.Taxonomy` is built, which points back to the line through :meth:`Edges.place`.
+a `leafward.hierarchy.Taxonomy` is built, which points back to the line through `Edges.place`.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def read_text(path: PathLike) -> Edges:
 
 
 def read_json(path: PathLike) -> Edges:
-    """See :func:`from_nested`; also the layout ``{"parents": {child: [parent, …]}}``, in which DAGs are saved."""
+    """See `from_nested`; also the layout ``{"parents": {child: [parent, …]}}``, in which DAGs are saved."""
     with _opened(path) as file:
         try:
             tree = json.load(file, object_pairs_hook=_no_repeats)

@@ -19,7 +19,7 @@ BLOCK = 1 << 23
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """What :func:`reconstruction` found, over the M nodes that have a related one.
+    """What `reconstruction` found, over the M nodes that have a related one.
 
     mean_average_precision: mean over these nodes of their average precision.
     mean_rank: mean over all pairs of the rank of the related node among the unrelated ones, from 1.
@@ -82,7 +82,7 @@ def _ranked(related: Rows, scores: Callable[[Tensor], Tensor], nodes: np.ndarray
 
 @dataclass(frozen=True)
 class Distortion:
-    """What :func:`distortion` found: the mean of |s·d/g − 1| with the best scale s, that scale, and the worst ratio."""
+    """What `distortion` found: the mean of |s·d/g − 1| with the best scale s, that scale, and the worst ratio."""
 
     mean: float
     scale: float

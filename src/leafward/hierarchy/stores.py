@@ -41,7 +41,7 @@ def probes(space: Tensor, c: float) -> np.ndarray:
 def centres(sums: Tensor, c: float) -> Tensor:
     """Lorentz centroids from the sums of full points in float64: (K, n+1) -> space parts (K, n).
 
-    :func:`leafward.geometry.lorentz.centroid` for groups of unequal size, of which only the sums are kept:
+    `leafward.geometry.lorentz.centroid` for groups of unequal size, of which only the sums are kept:
     o_s / (√c |o|_L). Float64 carries the difference o_t² − |o_s|² up to √c · radius ≈ 17.
     """
     squared = sums[:, :1].square() - sums[:, 1:].square().sum(dim=1, keepdim=True)
@@ -143,7 +143,7 @@ class Cells:
         self.assignment = np.concatenate([self.assignment, cell])
 
     def search(self, space: Tensor, k: int, cells: int) -> np.ndarray:
-        """As :meth:`Flat.search`, among the points of the nearest `cells` cells and the core."""
+        """As `Flat.search`, among the points of the nearest `cells` cells and the core."""
         count = min(cells, len(self.middle))
         near = nearest_centre(space, self.middle, self._c, count)
         near = np.concatenate([near, np.full((len(near), 1), len(self.middle))], axis=1)

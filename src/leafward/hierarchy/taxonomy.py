@@ -30,8 +30,8 @@ Nodes = Any
 
 
 class Taxonomy:
-    """Build one with :meth:`from_csv`, :meth:`from_json`, :meth:`from_text`, :meth:`from_nested`,
-    :meth:`from_superclasses`, :meth:`from_networkx`, :meth:`from_wordnet` or :meth:`from_edges`.
+    """Build one with `from_csv`, `from_json`, `from_text`, `from_nested`,
+    `from_superclasses`, `from_networkx`, `from_wordnet` or `from_edges`.
 
     Attributes: `names`; `parents`, `children` (neighbour lists); `depth` (N), edges on the shortest way from the
     root; `longest_depth` (N), the same by the longest way; `height` (N), edges on the longest way to a leaf;
@@ -77,7 +77,7 @@ class Taxonomy:
 
     @classmethod
     def from_json(cls, path: PathLike, root: str | None = None) -> Taxonomy:
-        """Nested objects, ``{"name", "children"}`` objects, or what :meth:`save` wrote."""
+        """Nested objects, ``{"name", "children"}`` objects, or what `save` wrote."""
         return cls(readers.read_json(path), root)
 
     @classmethod
@@ -127,7 +127,7 @@ class Taxonomy:
         return readers_by_ending[_ending(path, readers_by_ending)](path, root)
 
     def save(self, path: PathLike) -> None:
-        """Write .csv or .json, in one step; :meth:`load` gives the same nodes, numbers and order of parents."""
+        """Write .csv or .json, in one step; `load` gives the same nodes, numbers and order of parents."""
         if _ending(path, (".csv", ".json")) == ".json":
             parents = {name: [self.names[j] for j in self.parents.of(i)] for i, name in enumerate(self.names)}
             write_text(path, json.dumps({"parents": parents}, indent=1, ensure_ascii=False) + "\n")
@@ -184,7 +184,7 @@ class Taxonomy:
         return np.array(found, np.int64).reshape(given.shape)
 
     def leaf_ids(self, leaves: Nodes, argument: str = "leaves") -> np.ndarray:
-        """:meth:`ids` of leaves (C); inner nodes and repetitions are refused by name."""
+        """`ids` of leaves (C); inner nodes and repetitions are refused by name."""
         numbers = self.ids(leaves, argument)
         inner = numbers[self.children.counts()[numbers] > 0]
         if inner.size:

@@ -4,7 +4,7 @@
     layer = Attention(768, heads=12, space=Space("lorentz"))     # or Space("euclidean")
     y = layer(s, HoPE(64).table(torch.arange(s.shape[1])))       # (B, T, 768) -> (B, T, 768)
 
-All layers take and give the space parts of points; see :class:`Space`.
+All layers take and give the space parts of points; see `Space`.
 """
 
 from leafward.nn.attention import Attention, LatentAttention

@@ -66,7 +66,7 @@ class Attention(_Scored):
     Each head's query, key and value is a point with `head_width` space coordinates; the score is minus the squared
     Lorentzian distance, the output the Lorentzian centroid of the values. `kv_heads` below `heads` gives
     grouped-query attention. `score_scale` is the start of the learned factor on ⟨q,k⟩_L (default 1/√head_width; the
-    authors' 2/τ is 2/√(heads · (head_width + 1))); `sharpness` multiplies it (see :class:`Stretch`).
+    authors' 2/τ is 2/√(heads · (head_width + 1))); `sharpness` multiplies it (see `Stretch`).
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class LatentAttention(_Scored):
         store: Store | None = None,
         t: Tensor | None = None,
     ) -> Tensor:
-        """s (B,T,width), t (B,T,1): its time, where the caller has it. The store keeps :meth:`remembered`."""
+        """s (B,T,width), t (B,T,1): its time, where the caller has it. The store keeps `remembered`."""
         if self.space.curved and t is None:
             t = self.space.time(s)
         latent, latent_t, k_rope = self.compressed(s, t, table)
@@ -186,7 +186,7 @@ class LatentAttention(_Scored):
 
     @property
     def fits_kernel(self) -> bool:
-        """Whether :func:`leafward.nn.kernels.latent_lanes` takes this layer: it rotates whole pairs of lanes."""
+        """Whether `leafward.nn.kernels.latent_lanes` takes this layer: it rotates whole pairs of lanes."""
         return self.space.curved and self.nope_width % 2 == 0
 
     def kernel_lanes(
@@ -253,7 +253,7 @@ class LatentAttention(_Scored):
         return torch.cat([self._recall(block, points[:, 0], times[:, 0], rule, here) for block, here in blocks], dim=1)
 
     def _recall(self, q: Tensor, points: Tensor, times: Tensor, rule: Visible, at: Tensor) -> Tensor:
-        """One block of :meth:`recalled`: points and times (B,S,·), places of the queries (T,)."""
+        """One block of `recalled`: points and times (B,S,·), places of the queries (T,)."""
         weight, column, bias = self._expansion()
         times = wide(times).mT.unsqueeze(2)  # (B, 1 + 2H, 1, S): of latent points, of keys, of values
         nope, rope = q.split([self.nope_width, self.rope_width], dim=-1)

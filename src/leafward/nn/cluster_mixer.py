@@ -144,7 +144,7 @@ class Layout(NamedTuple):
         return x.unflatten(2, (m, q)).unflatten(1, (n, p)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
     def merge(self, x: Tensor) -> Tensor:
-        """(B, G, N, C) -> (B, H, W, C): the inverse of :meth:`partition`."""
+        """(B, G, N, C) -> (B, H, W, C): the inverse of `partition`."""
         (n, m), (p, q) = self.grid, self.side
         if self.tokens is not None:
             return x.flatten(1, 2).index_select(1, self.tokens).unflatten(1, self.size)
@@ -374,7 +374,7 @@ class ClusterMixer(nn.Module):
         self.proj = nn.Linear(width, dim)
 
     def layout(self, height: int, width: int, device: torch.device) -> Layout:
-        """The layout of H×W maps for :meth:`forward`; mixers with equal windows and centres can share one."""
+        """The layout of H×W maps for `forward`; mixers with equal windows and centres can share one."""
         return Layout.of(height, width, self.windows, self.centres, max(self.global_centres, 1), device)
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:

@@ -50,7 +50,7 @@ class Gate(nn.Module):
     """Chooses k experts per token: (B,T,n) -> experts (B,T,k), weights (B,T,k) summing to one, balance loss.
 
     p = softmax(s Gᵀ) in float32; the top k of p + bias are chosen and weighted by p, renormalised. `bias` steers the
-    choice only and is moved by :meth:`rebalance`, not by gradients. The balance loss is DeepSeek-V3's, per sequence:
+    choice only and is moved by `rebalance`, not by gradients. The balance loss is DeepSeek-V3's, per sequence:
     Σ_i f_i P_i with f_i the share of choices times E and P_i the mean of p; it is 1 under perfect balance.
     """
 
@@ -119,7 +119,7 @@ class ExpertBank(nn.Module):
     """SwiGLU networks side by side, expert e on the hyperboloid of curvature -c_e.
 
     A point comes over by the homothety √(c/c_e), which takes its time along, and goes back by its inverse; between
-    them each expert is a :class:`FeedForward`. The homothety commutes with the products, so rows enter as they are.
+    them each expert is a `FeedForward`. The homothety commutes with the products, so rows enter as they are.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class ExpertBank(nn.Module):
 
 
 class ExpertLinear(nn.Module):
-    """:class:`Linear` for each of E experts."""
+    """`Linear` for each of E experts."""
 
     def __init__(self, experts: int, in_features: int, out_features: int, space: Space) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ class ExpertLinear(nn.Module):
 
 
 class MiCE(nn.Module):
-    """Mixture of curvature experts (B,T,n) -> (B,T,n) and the balance loss (see :class:`Gate`).
+    """Mixture of curvature experts (B,T,n) -> (B,T,n) and the balance loss (see `Gate`).
 
     Every token goes to its k routed experts, none is dropped, and to all shared ones. The output is one Lorentzian
     centroid of all of them, routed experts weighted by the gate and shared ones by one: it does not depend on

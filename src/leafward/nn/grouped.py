@@ -20,7 +20,7 @@ def spread(s: Tensor, order: Tensor, slot: Tensor) -> Tensor:
 
 
 def collect(rows: Tensor, order: Tensor, slot: Tensor) -> Tensor:
-    """The way back of :func:`spread`: (M, n) -> (N, k, n)."""
+    """The way back of `spread`: (M, n) -> (N, k, n)."""
     return _Collect.apply(rows, order, slot)  # pyright: ignore[reportReturnType]
 
 
@@ -119,7 +119,7 @@ def _has_kernel() -> bool:
 
 
 def segment_bmm(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """:func:`grouped_matmul` as one batched product over blocks of rows that lie in one group each.
+    """`grouped_matmul` as one batched product over blocks of rows that lie in one group each.
 
     A group of m rows fills ⌈m/b⌉ blocks, so ⌈M/b⌉ + E blocks always suffice, whatever the sizes: shapes are static.
     With b near M/E the work is at most about twice the least possible and the weights are copied about twice.

@@ -71,7 +71,7 @@ class Head(nn.Module):
 def chunked_cross_entropy(features: Tensor, matrix: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
     """Mean cross-entropy of logits features (N, K) @ matrix (V, K)ᵀ against targets (N,), in float32 or better.
 
-    At most :data:`CHUNK` logits exist at a time, forward and backward: the gradients, known as soon as a chunk's
+    At most `CHUNK` logits exist at a time, forward and backward: the gradients, known as soon as a chunk's
     logits are, are kept instead. Zero where every target is ignored.
     """
     train = torch.is_grad_enabled() and (features.requires_grad or matrix.requires_grad)

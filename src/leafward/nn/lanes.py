@@ -30,7 +30,7 @@ BLOCK = 256
 
 @dataclass(frozen=True)
 class Visible:
-    """Which keys a query sees. Build it once per batch with :func:`visible`; all layers share it.
+    """Which keys a query sees. Build it once per batch with `visible`; all layers share it.
 
     Queries are the last of the keys, unless `positions` (T,) says where they stand: in a cache of fixed size the
     last keys are empty.
@@ -80,7 +80,7 @@ def visible(
     packed sequences, a token sees its own document only. Padding is a document of its own, for instance id -1.
 
     Given the `length` of the sequences, on a CUDA `device` (by default that of the documents), the rule is compiled
-    into a block mask that skips unseen blocks; this holds no S × S tensor. `positions`: see :class:`Visible`.
+    into a block mask that skips unseen blocks; this holds no S × S tensor. `positions`: see `Visible`.
     """
     if window is not None and window < 1:
         raise UsageError(f"window must be at least 1, got {window}")
@@ -136,7 +136,7 @@ def query_lanes(q: Tensor, scale: Tensor, space: Space) -> Tensor:
 
 
 def key_lanes(k: Tensor, space: Space) -> Tensor:
-    """[k; t_k], to meet :func:`query_lanes`: (..., d) -> (..., lanes)."""
+    """[k; t_k], to meet `query_lanes`: (..., d) -> (..., lanes)."""
     if not space.curved:
         return _to_eights(k)
     z, t = _padded(k, 3, space)
@@ -161,7 +161,7 @@ def value_lanes(v: Tensor, space: Space) -> Tensor:
 
 
 def centroid_lanes(total: Tensor, e: int, space: Space) -> Tensor:
-    """Sums over :func:`value_lanes` (..., lanes) -> [s; t; 0…] (..., lanes), points of the hyperboloid.
+    """Sums over `value_lanes` (..., lanes) -> [s; t; 0…] (..., lanes), points of the hyperboloid.
 
     In flat space there is no time and nothing to scale back; lanes beyond e are zero already.
     """

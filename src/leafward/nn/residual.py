@@ -22,7 +22,7 @@ def weighted_sum(x: Tensor, y: Tensor, weight: float | Tensor, c: float) -> Tens
         cosh d = AB − ab + (ab − c x·y) = (1 + a² + b²)/(AB + ab) + c|λx − y/λ|²/2,   λ² = |y|/|x|
 
     adds positive numbers only. t² − |s|², which cancels, loses 5 % in float32 at |x| = 400. The same number as
-    :func:`leafward.geometry.lorentz.residual`, in one pass fewer over x and y (no rows to tame, no difference of
+    `leafward.geometry.lorentz.residual`, in one pass fewer over x and y (no rows to tame, no difference of
     radii: it would be exact for a tiny distance, but here the distance is added to one).
     """
     p, q = wide(x), wide(y)

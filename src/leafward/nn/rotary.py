@@ -21,7 +21,7 @@ class Stretch:
 
     "linear" divides all positions by the factor (position interpolation). "yarn" (Peng et al. 2023) leaves pairs
     that turn more than `fast` times within the trained length alone, divides those below `slow` turns, blends
-    between, and sharpens attention by :attr:`sharpness`. That factor goes onto the score: on the rotated vectors,
+    between, and sharpens attention by `sharpness`. That factor goes onto the score: on the rotated vectors,
     where YaRN puts it, it would move points off their radius.
     """
 

@@ -44,7 +44,7 @@ class Space:
     def time(self, s: Tensor) -> Tensor:
         """Time coordinate √(1/c + |s|²) in float32 or better: (..., n) -> (..., 1).
 
-        :func:`leafward.geometry.lorentz.time` without the pass that tames rows beyond 1e10: activations are kept
+        `leafward.geometry.lorentz.time` without the pass that tames rows beyond 1e10: activations are kept
         in range by the norms between them, and this runs before every matrix product.
         """
         return time_of_norm(norm(wide(s)), self.c)

@@ -36,13 +36,16 @@ def how_it_was_run(page: Page) -> None:
 
 
 def write_evaluation(out: Path, result: Mapping[str, Any], page: Page, console: Console) -> None:
-    """Write `out`/evaluation.json and report.html, or where `out` is NAME.json, that file and NAME.html beside it."""
+    """Write `out`/evaluation.json and report.html, or where `out` is NAME.json, that file and NAME.html beside it.
+
+    In the folder of a run, whose report.html is that of its training, the page is evaluation.html.
+    """
+    from leafward.engine.run import CONFIG
     from leafward.files import write_json
 
-    if out.suffix == ".json":
-        record, shown = out, out.with_suffix(".html")
-    else:
-        record, shown = out / "evaluation.json", out / "report.html"
+    named = out.suffix == ".json"
+    record = out if named else out / "evaluation.json"
+    shown = record.with_suffix(".html") if named or (out / CONFIG).is_file() else out / "report.html"
     write_json(record, result)
     how_it_was_run(page)
     page.write(shown)

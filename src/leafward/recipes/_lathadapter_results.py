@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from leafward.engine.config import to_dict
 from leafward.errors import DataError
-from leafward.intervals import mean_interval
+from leafward.intervals import Interval, mean_interval, share_interval
 from leafward.report import Estimate, Number, Page, legend, line_with_band, new_figure
 from leafward.report.figures import LIGHT, SERIES
 from leafward.tasks.fewshot import FeatureSet, harmonic_mean
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from leafward.recipes.lathadapter import Config
 
 Row = dict[str, Any]
+Key = tuple[str, int, str]
+"""Method, shots, test."""
 HM = "harmonic mean"
 MISTAKES = {
     "mistake_severity": "mistake severity",
@@ -48,7 +50,7 @@ def with_harmonic_means(rows: Sequence[Row]) -> list[Row]:
     for row in rows:
         found.setdefault((row["method"], row["shots"], row["seed"]), {})[row["test"]] = row
     means = [
-        {**scores["base"], "test": HM, "hierarchy": None}
+        {**scores["base"], "test": HM, "images": None, "hierarchy": None}
         | {"accuracy": harmonic_mean(scores["base"]["accuracy"], scores["new"]["accuracy"])}
         for scores in found.values()
         if {"base", "new"} <= scores.keys()
@@ -59,12 +61,13 @@ def with_harmonic_means(rows: Sequence[Row]) -> list[Row]:
 def summarise(config: Config, data: FeatureSet, rows: Sequence[Row]) -> dict[str, Any]:
     """The content of result.json: headline numbers, a table of means, paired differences, and every score."""
     rows = with_harmonic_means(rows)
-    by_key: dict[tuple[str, int, str], dict[int, float]] = {}
+    by_key: dict[Key, dict[int, Row]] = {}
     for row in rows:
-        by_key.setdefault((row["method"], row["shots"], row["test"]), {})[row["seed"]] = row["accuracy"]
+        by_key.setdefault((row["method"], row["shots"], row["test"]), {})[row["seed"]] = row
+    cells = {key: Estimate(*_accuracy(list(by_seed.values()))) for key, by_seed in by_key.items()}
     table = [
-        {"method": method, "shots": shots, "test": test, "accuracy": _mean(scores), "interval": _of_accuracy(scores)}
-        for (method, shots, test), scores in by_key.items()
+        {"method": method, "shots": shots, "test": test, "accuracy": cell.value, "interval": cell.interval}
+        for (method, shots, test), cell in cells.items()
     ]
     differences = []
     for host in config.hosts:
@@ -74,19 +77,20 @@ def summarise(config: Config, data: FeatureSet, rows: Sequence[Row]) -> dict[str
                 against = by_key.get((other, shots, test))
                 if method != ours or against is None:
                     continue
-                paired = {seed: scores[seed] - against[seed] for seed in scores}
+                paired = [row["accuracy"] - against[seed]["accuracy"] for seed, row in scores.items()]
+                value, interval = mean_interval(paired)
                 differences.append(
                     {
                         "host": host,
                         "gain": meaning,
                         "shots": shots,
                         "test": test,
-                        "difference": _mean(paired),
-                        "interval": _interval(paired),
+                        "difference": value,
+                        "interval": interval,
                     }
                 )
     return {
-        "headline": [number.to_json() for number in _headline(config, by_key)],
+        "headline": [number.to_json() for number in _headline(config, cells)],
         "protocol": config.protocol,
         "data": {"name": data.name, "images": len(data.images), "classes": len(data.texts)},
         "table": table,
@@ -96,26 +100,26 @@ def summarise(config: Config, data: FeatureSet, rows: Sequence[Row]) -> dict[str
     }
 
 
-def _headline(config: Config, by_key: dict[tuple[str, int, str], dict[int, float]]) -> list[Number]:
+def _headline(config: Config, cells: dict[Key, Estimate]) -> list[Number]:
     """The last number of shots; the harmonic mean where there is one, else every test."""
     shots = config.shots[-1]
-    tests = list(dict.fromkeys(test for _, _, test in by_key))
+    tests = list(dict.fromkeys(test for _, _, test in cells))
     numbers = []
     for host in config.hosts or config.baselines:
         for test in [HM] if HM in tests else tests:
             label = f"{host} + LatHAdapter" if host in config.hosts else host
-            scores, twin = by_key[label, shots, test], by_key.get((f"{host} + Euclidean twin", shots, test))
-            alone = by_key[host, shots, test]
+            ours, twin = cells[label, shots, test], cells.get((f"{host} + Euclidean twin", shots, test))
+            alone = cells[host, shots, test].value
             numbers.append(
                 Number(
                     f"{label}: {test}",
-                    _mean(scores),
-                    interval=_of_accuracy(scores),
-                    twin=_mean(twin) if twin else None,
-                    twin_interval=_of_accuracy(twin) if twin else None,
+                    ours.value,
+                    interval=ours.interval,
+                    twin=twin.value if twin else None,
+                    twin_interval=twin.interval if twin else None,
                     unit="%",
                     better="higher",
-                    note=f"{shots} shots; {host} alone {_mean(alone):.2f}" if label != host else f"{shots} shots",
+                    note=f"{shots} shots; {host} alone {alone:.2f}" if label != host else f"{shots} shots",
                 )
             )
     return numbers
@@ -124,7 +128,9 @@ def _headline(config: Config, by_key: dict[tuple[str, int, str], dict[int, float
 def _notes(config: Config, rows: Sequence[Row]) -> list[str]:
     notes = []
     if config.seeds < 2:
-        notes.append("One seed: there are no intervals.")
+        notes.append(
+            "One seed: accuracies have Wilson's interval over the test images, differences and harmonic means none."
+        )
     if config.images is None:
         notes.append(
             "Prompts act on cached features, as one step of attention to learned tokens, not inside the encoder."
@@ -137,21 +143,28 @@ def _notes(config: Config, rows: Sequence[Row]) -> list[str]:
 
 def page(config: Config, data: FeatureSet, result: dict[str, Any], environment: dict[str, Any]) -> Page:
     """The page of a run, not yet written."""
-    made = Page(
+    made = scores_page(
         "Few-shot prompt learning with a latent hierarchy",
-        subtitle=f"{data.name}: {len(data.texts)} classes, {config.protocol}, "
+        f"{data.name}: {len(data.texts)} classes, {config.protocol}, "
         f"{', '.join(map(str, config.shots))} shots, {config.seeds} seed{'s' * (config.seeds > 1)}",
+        result,
     )
+    made.section("How it was run")
+    made.command(shlex.join(environment["argv"]))
+    made.details("Configuration", to_dict(config))
+    made.environment(environment)
+    return made
+
+
+def scores_page(title: str, subtitle: str, result: dict[str, Any]) -> Page:
+    """A page with all that was scored, of a training or of an evaluation."""
+    made = Page(title, subtitle=subtitle)
     for note in result["notes"]:
         made.note(note)
     made.headline([Number.from_json(number) for number in result["headline"]])
     _accuracies(made, result["table"])
     _differences(made, result["differences"])
     _mistakes(made, result["scores"])
-    made.section("How it was run")
-    made.command(shlex.join(environment["argv"]))
-    made.details("Configuration", to_dict(config))
-    made.environment(environment)
     return made
 
 
@@ -165,7 +178,7 @@ def _accuracies(made: Page, table: Sequence[Row]) -> None:
         made.table(
             ["method", *tests],
             [[method, *(_estimate(cells[method, count, test]) for test in tests)] for method in methods],
-            f"Per cent, mean over seeds with its 95 % interval; {count} shots",
+            f"Per cent, mean over seeds with its 95 % interval (one seed: over the test images); {count} shots",
         )
     if len(shots) < 2:
         return
@@ -236,20 +249,16 @@ def _estimate(row: Row) -> Estimate:
     return Estimate(row["accuracy"], row["interval"])
 
 
-def _mean(scores: dict[int, float]) -> float:
-    return sum(scores.values()) / len(scores)
-
-
 def _average(values: Sequence[float | None]) -> float | None:
     present = [value for value in values if value is not None and value == value]
     return sum(present) / len(present) if present else None
 
 
-def _interval(scores: dict[int, float]) -> tuple[float, float] | None:
-    return mean_interval(list(scores.values()))[1]
-
-
-def _of_accuracy(scores: dict[int, float]) -> tuple[float, float] | None:
-    """The interval of a mean accuracy, within 0 and 100 %."""
-    ends = _interval(scores)
-    return None if ends is None else (max(0.0, ends[0]), min(100.0, ends[1]))
+def _accuracy(by_seed: Sequence[Row]) -> tuple[float, Interval | None]:
+    """An accuracy in per cent with its interval over seeds; that of one seed over the test images."""
+    value, ends = mean_interval([row["accuracy"] for row in by_seed])
+    images = by_seed[0]["images"]
+    if len(by_seed) == 1 and images is not None:
+        low, high = share_interval(round(value / 100.0 * images), images)
+        return value, (100.0 * low, 100.0 * high)
+    return value, None if ends is None else (max(0.0, ends[0]), min(100.0, ends[1]))

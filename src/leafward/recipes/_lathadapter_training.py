@@ -335,7 +335,10 @@ def score(trained: Trained, exam: Exam, taxonomy: Taxonomy | None) -> dict[str, 
     class, and of the answer of least expected distance, which may be an inner node."""
     logits = trained.logits(exam)
     found = logits.argmax(dim=1)
-    result: dict[str, Any] = {"accuracy": 100.0 * float((found == exam.targets).double().mean())}
+    result: dict[str, Any] = {
+        "accuracy": 100.0 * float((found == exam.targets).double().mean()),
+        "images": len(exam.targets),
+    }
     names = [exam.data.class_names[number] for number in exam.classes.tolist()]
     if taxonomy is not None and set(names) <= set(taxonomy.names):
         true = [names[place] for place in exam.targets.tolist()]

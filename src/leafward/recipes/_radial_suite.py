@@ -107,7 +107,7 @@ def score_suite(
 def measure_suite(
     suite: Suite, encoder: Encoder, roots: dict[str, Tensor] | None, geometry: Geometry, c: float
 ) -> tuple[dict[str, float], dict[str, Interval]]:
-    """What :func:`score_suite` gives, and intervals over the chains, images, pairs or queries of the test."""
+    """What `score_suite` gives, and intervals over the chains, images, pairs or queries of the test."""
     found: dict[str, float] = {}
     intervals: dict[str, Interval] = {}
     if suite.candidates is not None:

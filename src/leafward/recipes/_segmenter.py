@@ -85,20 +85,32 @@ def summarise(
     ious: Sequence[float | None],
 ) -> dict[str, Any]:
     """The content of result.json; `ious` of the classes."""
-    scored = min(len(scenes.held_out), config.most_scored or len(scenes.held_out))
-    trained = trainable_parameters(model.encoder.model)[0]
-    note = f"{scored} held-out scene{'s' * (scored != 1)}; {trained:,} trained parameters in CLIP"
-    headline = [
-        Number("mIoU", 100.0 * metrics["miou"], unit="%", better="higher", note=note),
-        Number("pixel accuracy", 100.0 * metrics["pixel_accuracy"], unit="%", better="higher"),
-    ]
+    more = f"; {trainable_parameters(model.encoder.model)[0]:,} trained parameters in CLIP"
     return {
-        "headline": [number.to_json() for number in headline],
+        "headline": [number.to_json() for number in headline(metrics, scenes, config.most_scored, more)],
         "metrics": metrics,
-        "iou": [{"class": name, "iou": iou} for name, iou in zip(scenes.classes, ious, strict=True)],
+        "iou": iou_rows(scenes.classes, ious),
         "data": {"classes": len(scenes.classes), "train": len(scenes.train), "held_out": len(scenes.held_out)},
         "notes": ["One seed was trained: there is no interval."],
     }
+
+
+def headline(metrics: dict[str, float], scenes: SceneSets, most: int | None, more: str = "") -> list[Number]:
+    """mIoU and pixel accuracy over the (first `most`) held-out scenes; `more` ends the remark on the first.
+
+    Pixels of a scene are not independent, so neither has an interval over pixels.
+    """
+    scored = min(len(scenes.held_out), most or len(scenes.held_out))
+    note = f"{scored} held-out scene{'s' * (scored != 1)}{more}"
+    return [
+        Number("mIoU", 100.0 * metrics["miou"], unit="%", better="higher", note=note),
+        Number("pixel accuracy", 100.0 * metrics["pixel_accuracy"], unit="%", better="higher"),
+    ]
+
+
+def iou_rows(classes: Sequence[str], ious: Sequence[float | None]) -> list[dict[str, Any]]:
+    """The IoU of each class as result.json holds it."""
+    return [{"class": name, "iou": iou} for name, iou in zip(classes, ious, strict=True)]
 
 
 def drawn(model: Segmenter, scenes: SceneSets, size: int) -> list[tuple[str, bytes]]:

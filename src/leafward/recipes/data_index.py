@@ -79,7 +79,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
 
 
 def load(folder: Path) -> tuple[LorentzIndex, dict[str, Any]]:
-    """The index and its settings, as :func:`run` wrote them."""
+    """The index and its settings, as `run` wrote them."""
     from leafward.files import read_record
     from leafward.hierarchy import LorentzIndex
 

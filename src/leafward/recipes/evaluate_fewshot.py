@@ -26,14 +26,14 @@ class Args:
     """base-to-new, few-shot: that of the run, on its own data. cross-dataset: any classes; domain: classes of the
     training only, in other pictures. Left out: the run's own, or cross-dataset where there are features."""
     out: Path | None = None
-    """A .json file for the result."""
+    """A folder for evaluation.json and report.html, or NAME.json, with the page beside it as NAME.html."""
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
     from leafward.engine import RunDirectory, from_dict
-    from leafward.files import write_json
     from leafward.recipes import _lathadapter_results as results
     from leafward.recipes import _lathadapter_training as training
+    from leafward.recipes._evaluation_page import write_evaluation
     from leafward.recipes.lathadapter import Config
     from leafward.tasks import fewshot
 
@@ -64,7 +64,9 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     }
     _show(console, summary)
     if args.out is not None:
-        write_json(args.out, result)
+        tests = ", ".join(dict.fromkeys(row["test"] for row in summary["table"]))
+        page = results.scores_page(f"Evaluation: few-shot, {protocol}", f"{args.target} on {tests}", summary)
+        write_evaluation(args.out, result, page, console)
     return result
 
 

@@ -12,6 +12,7 @@ from leafward.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from torch import nn
 
 SUMMARY = "Accuracy, mean IoU or COCO AP of Hi-Mapper and of what it was compared with."
 
@@ -27,17 +28,23 @@ class Args:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute."""
     out: Path | None = None
-    """File for the scores as JSON (default: evaluation.json in the run)."""
+    """A folder for evaluation.json and report.html, or NAME.json, with the page beside it as NAME.html. Default: the
+    run. In a run, which has the report of its training, the page is evaluation.html."""
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
     """Score every model of the run; returns what the file holds."""
-    from leafward.engine import RunDirectory, from_dict, session
-    from leafward.files import finite, write_json
+    from leafward.engine import RunDirectory, from_dict
+    from leafward.recipes import _himapper_report as report
     from leafward.recipes._hcformer_train import make_task
     from leafward.recipes._himapper_model import open_model
     from leafward.recipes._himapper_train import vision_config
+    from leafward.recipes._vision_evaluation import conclude, measure
     from leafward.recipes.himapper import Config
+
+    def open_classes(folder: Path) -> tuple[nn.Module, list[str]]:
+        model, card = open_model(folder)
+        return model, card.vision.classes
 
     trained = RunDirectory.open(args.target)
     if trained.recipe != "himapper" or not trained.finished:
@@ -45,15 +52,6 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     config = from_dict(Config, trained.config)
     config = replace(config, data=args.data or config.data, taxonomy=args.taxonomy or config.taxonomy)
     task = make_task(vision_config(config))
-    scores: dict[str, dict[str, float]] = {}
-    with session(args.device) as cluster:
-        for member in trained.result()["members"]:
-            model, card = open_model(args.target / member["model"])
-            if card.vision.classes != task.classes:
-                raise UsageError(f"{args.target} knows the classes {card.vision.classes}, but the data {task.classes}")
-            scores[member["name"]] = task.measure(model.to(cluster.device))[0]
-    result = finite({"target": str(args.target), "data": config.data, "scores": scores})
-    write_json(args.out or args.target / "evaluation.json", result)
-    for name, values in scores.items():
-        console.print(f"{name}: " + ", ".join(f"{measure} {value:.4g}" for measure, value in values.items()))
-    return result
+    results, units = measure(task, args.target, trained.result()["members"], open_classes, args.device)
+    headline = report.result(task.monitor, results, units)["headline"]
+    return conclude(f"Evaluation: Hi-Mapper, {config.task}", args, config.data, results, headline, console)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +55,8 @@ class Args:
 
 def run(args: Args, console: Console) -> dict[str, Any]:
     from leafward.engine import session
-    from leafward.files import finite, write_json
+    from leafward.files import finite
+    from leafward.recipes._evaluation_page import write_evaluation
     from leafward.recipes._helm_open import is_run, members
 
     of_run = is_run(args.target)
@@ -82,10 +81,8 @@ def run(args: Args, console: Console) -> dict[str, Any]:
             "tasks": rows,
         }
     )
-    write_json(out / "evaluation.json", result)
-    _page(args, result).write(out / "report.html")
     _show(console, result)
-    console.print(f"wrote {out / 'evaluation.json'} and {out / 'report.html'}")
+    write_evaluation(out, result, _page(args, result), console)
     return result
 
 
@@ -152,7 +149,6 @@ TASK_COLUMNS = ("model", "task", "metric", "value", "stderr", "shots", "examples
 
 
 def _page(args: Args, result: dict[str, Any]) -> Page:
-    from leafward.engine.run import environment
     from leafward.recipes._helm_report import SCORED
     from leafward.report import Estimate, Number, Page
 
@@ -171,9 +167,6 @@ def _page(args: Args, result: dict[str, Any]) -> Page:
     if result["tasks"]:
         made.section("Tasks")
         made.table(TASK_COLUMNS, [[row[name] for name in TASK_COLUMNS] for row in result["tasks"]], "lm-eval")
-    made.section("How it was run")
-    made.command(shlex.join(sys.argv))
-    made.environment(environment({}))
     return made
 
 

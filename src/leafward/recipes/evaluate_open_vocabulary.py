@@ -26,20 +26,37 @@ class Args:
     """Score only so many held-out scenes."""
     device: str = "auto"
     """Where to compute: auto, cpu or cuda."""
+    out: Path | None = None
+    """A folder for evaluation.json and report.html, or NAME.json, with the page beside it as NAME.html."""
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
     from leafward.recipes._devices import device_of
-    from leafward.recipes._segmenter import open_run
-    from leafward.tasks.open_vocabulary import measure
-    from leafward.tasks.segmentation import check, load_scenes
+    from leafward.recipes._evaluation_page import evaluation_page, write_evaluation
+    from leafward.recipes._segmenter import headline, iou_rows, open_run
+    from leafward.tasks.open_vocabulary import class_ious, confusions
+    from leafward.tasks.segmentation import check, load_scenes, score
 
     scenes = load_scenes(args.data, args.ignore)
     check(scenes.held_out, "held-out scenes", complete=False)
     config, model = open_run(args.target)
-    scores = measure(model.to(device_of(args.device)), scenes, config.size, args.most)
+    table = confusions(model.to(device_of(args.device)), scenes, config.size, args.most)
+    scores, ious = score(table), class_ious(table)
     console.print(
         f"mIoU {100 * scores['miou']:.2f} %, pixel accuracy {100 * scores['pixel_accuracy']:.2f} % over "
         f"{len(scenes.classes)} classes"
     )
-    return {"run": str(args.target), "data": str(args.data), "classes": len(scenes.classes), **scores}
+    numbers = headline(scores, scenes, args.most)
+    result = {
+        "run": str(args.target),
+        "data": str(args.data),
+        "classes": len(scenes.classes),
+        **scores,
+        "headline": [number.to_json() for number in numbers],
+        "iou": iou_rows(scenes.classes, ious),
+    }
+    if args.out is not None:
+        shown = {**scores, "IoU": dict(zip(scenes.classes, ious, strict=True))}
+        page = evaluation_page("Evaluation: open-vocabulary", f"{args.target} on {args.data}", numbers, shown)
+        write_evaluation(args.out, result, page, console)
+    return result

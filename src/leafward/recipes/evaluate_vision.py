@@ -12,6 +12,7 @@ from leafward.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from torch import nn
 
     from leafward.recipes.hcformer import Config
 
@@ -31,32 +32,26 @@ class Args:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute."""
     out: Path | None = None
-    """File for the scores as JSON (default: evaluation.json in the target)."""
+    """A folder for evaluation.json and report.html, or NAME.json, with the page beside it as NAME.html. Default: the
+    target. In a run, which has the report of its training, the page is evaluation.html."""
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
     """Score every model of the target; returns what the file holds."""
-    from leafward.engine import session
-    from leafward.files import finite, write_json
+    from leafward.recipes import _hcformer_report as report
     from leafward.recipes._hcformer_model import open_model
     from leafward.recipes._hcformer_train import make_task
+    from leafward.recipes._vision_evaluation import conclude, measure
+
+    def open_classes(folder: Path) -> tuple[nn.Module, list[str]]:
+        model, card = open_model(folder)
+        return model, card.classes
 
     config = _config(args)
     task = make_task(config)
-    scores: dict[str, dict[str, float]] = {}
-    with session(args.device) as cluster:
-        for name, folder in _models(args.target).items():
-            model, card = open_model(folder)
-            if card.classes != task.classes:
-                raise UsageError(
-                    f"{folder} knows the classes {_some(card.classes)}, but the data have {_some(task.classes)}"
-                )
-            scores[name] = task.measure(model.to(cluster.device).eval())[0]
-    result = finite({"target": str(args.target), "data": config.data, "scores": scores})
-    write_json(args.out or args.target / "evaluation.json", result)
-    for name, values in scores.items():
-        console.print(f"{name}: " + ", ".join(f"{measure} {value:.4g}" for measure, value in values.items()))
-    return result
+    results, units = measure(task, args.target, _members(args.target), open_classes, args.device)
+    headline = report.result(results[0]["geometry"], task.monitor, results, units)["headline"]
+    return conclude(f"Evaluation: {config.task}", args, config.data, results, headline, console)
 
 
 def _config(args: Args) -> Config:
@@ -76,19 +71,12 @@ def _config(args: Args) -> Config:
     return replace(config, sliding=config.sliding or args.sliding)
 
 
-def _models(target: Path) -> dict[str, Path]:
-    """Name -> folder of every model of a run, or of the one published model."""
-    from leafward.engine.run import MEMBERS
+def _members(target: Path) -> list[dict[str, Any]]:
+    """The models of a run as its result names them, or the one published model, which has no twin."""
+    from leafward.engine.run import MEMBERS, RESULT, RunDirectory
 
-    result = target / "result.json"
-    if result.is_file():
-        from leafward.engine import RunDirectory
-
-        return {member["name"]: target / member["model"] for member in RunDirectory.open(target).result()["members"]}
+    if (target / RESULT).is_file():
+        return RunDirectory.open(target).result()["members"]
     if (target / MEMBERS).is_dir():
         raise UsageError(f"{target} is not finished; continue it with --resume first")
-    return {target.name: target}
-
-
-def _some(classes: list[str]) -> str:
-    return f"{', '.join(classes[:3])}{' …' if len(classes) > 3 else ''} ({len(classes)})"
+    return [{"name": target.name, "model": ".", "geometry": None}]

@@ -101,7 +101,7 @@ class SpatialAttention(nn.Module):
         return x.reshape(-1, self.window**2, x.shape[-1])
 
     def _whole(self, x: Tensor, count: int, height: int, width: int) -> Tensor:
-        """The inverse of :meth:`_windows`: -> (count, H, W, c)."""
+        """The inverse of `_windows`: -> (count, H, W, c)."""
         left, right, top, bottom = self._padding(height, width)
         rows, columns = (height + top + bottom) // self.window, (width + left + right) // self.window
         x = x.reshape(count, rows, columns, self.window, self.window, -1).transpose(2, 3)

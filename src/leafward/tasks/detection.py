@@ -279,7 +279,7 @@ def _drawn(outline: Any, height: int, width: int) -> np.ndarray:
 
 
 class Detection:
-    """Learns to find objects. Give it to `engine.fit` with a model of :func:`detector`."""
+    """Learns to find objects. Give it to `engine.fit` with a model of `detector`."""
 
     monitor = "box_ap"
     mode: Literal["max"] = "max"

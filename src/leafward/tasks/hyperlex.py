@@ -83,7 +83,7 @@ def words(parts: dict[str, Pairs]) -> list[str]:
 def score(
     parts: dict[str, Pairs], features: Tensor, root: Tensor, geometry: Geometry = "euclidean", c: float = 1.0
 ) -> dict[str, dict[str, float]]:
-    """Spearman's ρ of each part by angle and by cosine: unit embeddings of :func:`words` (W, d), root (d)."""
+    """Spearman's ρ of each part by angle and by cosine: unit embeddings of `words` (W, d), root (d)."""
     from scipy.stats import spearmanr
 
     row = {word: i for i, word in enumerate(words(parts))}

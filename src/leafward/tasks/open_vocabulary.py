@@ -59,7 +59,7 @@ class Segmenter(nn.Module):
         self._tokens: dict[tuple[str, ...], dict[str, Tensor]] = {}
 
     def forward(self, pixels: Tensor, words: Sequence[str] | Tensor) -> Tensor:
-        """`words` may be their features (T, d), which :meth:`text` gives, where the same words are looked for often."""
+        """`words` may be their features (T, d), which `text` gives, where the same words are looked for often."""
         features, maps = dense_features(self.encoder.model, pixels)
         text = words if isinstance(words, Tensor) else self.text(words)
         # (B·H·W, d) against (T, d)

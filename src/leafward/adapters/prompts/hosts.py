@@ -132,7 +132,7 @@ class TipAdapter(Host):
     """Tip-Adapter (Zhang et al. 2022), without training: the shots are a cache of keys with their labels.
 
     logits + α Σᵢ exp(−β (1 − z·kᵢ)) onehot(yᵢ). Other classes than those of the training keep their zero-shot logits;
-    :meth:`remembered` gives the second term for classes that are met again in another data set.
+    `remembered` gives the second term for classes that are met again in another data set.
     """
 
     def __init__(self, classes: Tensor, scale: float = 100.0, *, alpha: float = 1.0, beta: float = 5.5) -> None:

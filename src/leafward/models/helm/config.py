@@ -89,7 +89,7 @@ class HelmConfig(PreTrainedConfig):
     residual_scale: factor on the stream after each residual; None gives the authors' 4√(n+1), with experts √(n+1).
     embedding_radius: geodesic radius at which tokens start; None: see `first_radius`.
     head: "linear" on [t; s], or "distance".
-    rope_stretch: arguments of :class:`leafward.nn.Stretch` to reach beyond the trained context, or None.
+    rope_stretch: arguments of `leafward.nn.Stretch` to reach beyond the trained context, or None.
     """
 
     model_type = "helm"

@@ -30,7 +30,7 @@ class Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2))
 
     def weights(self, x: Tensor, memory: Tensor) -> Tensor:
-        """The weights that :meth:`forward` mixes with, averaged over heads: (B, S, T)."""
+        """The weights that `forward` mixes with, averaged over heads: (B, S, T)."""
         query, key, _ = self._split(x, memory)
         return (query @ key.mT * query.shape[-1] ** -0.5).float().softmax(dim=-1).mean(dim=1)
 
@@ -99,7 +99,7 @@ class HierarchyMapper(nn.Module):
 
     `channels` C is the width of the feature map, `width` V that of the global feature. `geometry="lorentz"` learns its
     curvature within `CURVATURE_BOUNDS`; "euclidean" is the flat twin with the same weights. What else there is to
-    choose is said at :class:`~leafward.models.himapper.HiMapper`.
+    choose is said at `leafward.models.himapper.HiMapper`.
     """
 
     def __init__(

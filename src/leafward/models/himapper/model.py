@@ -82,7 +82,7 @@ class HiMapper(nn.Module):
     def forward(self, x: Tensor, losses: bool = False) -> Any:
         """Images (B, in_chans, H, W) -> logits (B, classes), or the maps of a pyramid with the last one sharpened.
 
-        With `losses`, a pair of that and :class:`~leafward.models.himapper.HierarchyLosses`.
+        With `losses`, a pair of that and `leafward.models.himapper.HierarchyLosses`.
         """
         if self.pyramid:
             maps = list(self.backbone(x))
@@ -101,7 +101,7 @@ class HiMapper(nn.Module):
         return self.backbone.forward_features(x)  # pyright: ignore[reportCallIssue]
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
-        """Logits (B, classes) of what :meth:`forward_features` gave, or the sharpened global feature (B, V)."""
+        """Logits (B, classes) of what `forward_features` gave, or the sharpened global feature (B, V)."""
         self._need_classifier("forward_head")
         v, _ = self._sharpened(features)
         return v if pre_logits else self.get_classifier()(v)

@@ -4,7 +4,7 @@
     kernels.use("triton")        # or LEAFWARD_KERNELS=triton in the environment; "torch" for the plain forms
 
 A kernel serves float32 and half types on a CUDA device, and on the CPU under TRITON_INTERPRET=1. The layers ask
-:func:`serve` and go on in plain torch where the answer is no. Each kernel is an operator of PyTorch with its own
+`serve` and go on in plain torch where the answer is no. Each kernel is an operator of PyTorch with its own
 gradient, so a compiled graph keeps it whole.
 """
 

@@ -8,7 +8,7 @@ ones) and weights w_i: a = Σ w_i x_i, A_i = √(1 + c|x_i|²), T = Σ w_i A_i a
 
     q = −c⟨a,a⟩_L = (T + √c|a|) · Σ w_i [1/(A_i + √c|x_i|) + √c|x_i − |x_i|â|²/(2|x_i|)],   z = a/√q,
 
-positive terms only, as in :func:`leafward.geometry.lorentz.centroid`. Back, with G the gradient of z and
+positive terms only, as in `leafward.geometry.lorentz.centroid`. Back, with G the gradient of z and
 ∂q = −½ (G·z)/q: ∂x_i = w_i [G/√q + 2 ∂q c (x_i T/A_i − a)], ∂w_i = (G·x_i)/√q + 2 ∂q (A_i T − c x_i·a). Far out both
 brackets are small differences of large numbers along â; so the parts along â and across it are worked out apart.
 """

@@ -1,6 +1,6 @@
 """From the bare product of queries, keys and values to the lanes that attention multiplies, in one pass.
 
-The lanes are those of :mod:`leafward.nn.kernels._lanes_common`, in the layout (B, T, heads, lanes). One launch serves
+The lanes are those of `leafward.nn.kernels._lanes_common`, in the layout (B, T, heads, lanes). One launch serves
 queries, keys and values.
 """
 

@@ -1,6 +1,6 @@
 """Latent attention: from the bare products of queries and of latent points to the lanes of attention, in one pass.
 
-The lanes are those of :mod:`leafward.nn.kernels._lanes_common`, in the layout (B, T, heads, lanes), all of one width so
+The lanes are those of `leafward.nn.kernels._lanes_common`, in the layout (B, T, heads, lanes), all of one width so
 that attention need not pad them. Per head, the product of queries holds nope + rope columns, whose last are rotated;
 the product of latent points holds nope columns of the key, joined by the shared rotated key, and those of the value.
 """

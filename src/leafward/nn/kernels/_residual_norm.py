@@ -23,7 +23,7 @@ from leafward.nn.kernels._launch import programs, tile
 
 @triton.jit
 def _hyperbolic_cosine(x, y, c):
-    """√c t_x, √c t_y and C of two rows: a sum of positive numbers, as in :func:`leafward.nn.residual.weighted_sum`."""
+    """√c t_x, √c t_y and C of two rows: a sum of positive numbers, as in `leafward.nn.residual.weighted_sum`."""
     r = tl.maximum(tl.sqrt(tl.sum(x * x, axis=0)), 1e-18)
     u = tl.maximum(tl.sqrt(tl.sum(y * y, axis=0)), 1e-18)
     balance = tl.sqrt(u) / tl.sqrt(r)

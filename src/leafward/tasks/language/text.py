@@ -202,7 +202,10 @@ def _data_files(path: Path) -> list[Path]:
 
 
 def _training_split(path: Path) -> Path:
-    splits = read_record(path / "dataset_dict.json").get("splits", [])
-    if not isinstance(splits, list) or "train" not in splits:
-        raise UsageError(f"{path} has the splits {splits} and no 'train'; give one of them, {path}/SPLIT")
+    splits = read_record(path / "dataset_dict.json").get("splits")
+    if not isinstance(splits, list):
+        raise DataError(f"{path / 'dataset_dict.json'} does not name the splits of the data set")
+    if "train" not in splits:
+        shown = ", ".join(map(str, splits))
+        raise UsageError(f"{path} has the splits {shown} and no 'train'; give one of them, {path}/SPLIT")
     return path / "train"
