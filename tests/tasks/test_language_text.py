@@ -81,7 +81,10 @@ WRONG = {
         (b'{"text": "x"}\n{"text": "\xf6"}', "a.jsonl, line 2: byte 0xf6"),
         (b'{"text": ""}', "a.jsonl holds no text"),
     ],
-    "a.txt.gz": [(b"not gzipped", "cannot read .*a.txt.gz"), (gzip.compress(b"text")[:-6], "cannot read .*a.txt.gz")],
+    "a.txt.gz": [
+        (b"not gzipped", "cannot read .*a.txt.gz"),
+        (gzip.compress(b"text", mtime=0)[:-6], "cannot read .*a.txt.gz"),
+    ],
     "a.parquet": [(b"PAR1 but not really", "cannot read .*a.parquet")],
     "a.arrow": [(b"nothing of the kind", "cannot read .*a.arrow")],
 }
