@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Iterable
 from types import ModuleType
 
-MOST_NAMES = 12  # of a list in an error
+MOST_NAMES = 16  # of a list in an error
 
 EXTRAS: dict[str, tuple[str, ...]] = {
     "lm": ("transformers", "tokenizers", "datasets", "pyarrow", "peft", "accelerate", "lm_eval"),

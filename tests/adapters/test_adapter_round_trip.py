@@ -124,6 +124,21 @@ def test_pooler_with_another_width_for_keys() -> None:
     torch.testing.assert_close(pooler.attn_pool(query, context, context)[0], adapted, rtol=1e-6, atol=1e-6)
 
 
+def test_fused_attention_with_biases_of_its_own_does_not_bypass_the_adapter() -> None:
+    """timm's EVA, BEiT and Swin V2 read the weight of `qkv` and never call it."""
+    from timm.models.eva import EvaAttention
+
+    model, x = nn.ModuleDict({"attn": EvaAttention(WIDTH, 2, norm_layer=nn.LayerNorm)}), torch.randn(2, 5, WIDTH)
+    before = model["attn"](x)
+    attach(model, SMALL)
+    disturb(model)
+    adapted = model["attn"](x)
+    assert (adapted - before).abs().max() > 1e-3
+    adapted.sum().backward()
+    assert all(parameter.grad is not None for parameter in adapters(model)["default"].parameters())
+    torch.testing.assert_close(merge(model)["attn"](x), adapted, rtol=1e-6, atol=1e-6)
+
+
 def test_encoder_layer_of_torch_does_not_bypass_the_adapter() -> None:
     """Its fast path at inference reads the weights of the attention without calling it."""
     layer = nn.TransformerEncoderLayer(WIDTH, 2, 64, batch_first=True).eval()
@@ -135,6 +150,33 @@ def test_encoder_layer_of_torch_does_not_bypass_the_adapter() -> None:
         adapted = layer(x)
         assert (adapted - before).abs().max() > 1e-3
         torch.testing.assert_close(layer(x), merge(layer)(x), rtol=1e-5, atol=1e-5)
+
+
+def test_an_adapter_is_not_merged_under_one_that_acts_before_it() -> None:
+    """W S₁ᵀ S₂ᵀ is not W S₂ᵀ S₁ᵀ: the model would compute something else without a word."""
+    model, call = build("hf_clip")
+    for place, name in enumerate(("first", "second")):
+        attach(model, SMALL, name)
+        disturb(model, name, seed=place)
+    adapted = call(model)
+    with pytest.raises(UsageError, match="'second' acts after 'first'"):
+        merge(model, "second")
+    assert list(adapters(model)) == ["first", "second"]
+    torch.testing.assert_close(call(merge(model, "first")), adapted, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(call(merge(model, "second")), adapted, rtol=1e-6, atol=1e-6)
+
+
+def test_a_base_model_in_a_directory_is_named_by_its_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An adapter that was trained on ./clip is put to use from elsewhere."""
+    (tmp_path / "clip").mkdir()
+    monkeypatch.chdir(tmp_path)
+    model, _ = build("hf_clip")
+    save_pretrained(attach(model, SMALL, base_model="clip"), "adapter")
+    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["base_model"]["name"] == str(
+        (tmp_path / "clip").resolve()
+    )
 
 
 def test_several_adapters_act_in_order_and_can_be_switched() -> None:

@@ -88,6 +88,7 @@ def test_saved_and_loaded_with_the_same_numbers(tmp_path, ending, dag):
         ("animal,\ndog,animal\ncat,feline\n", r"line 3: orphan 'cat': its parent 'feline' is unknown"),
         ("dog,animal\nanimal,thing\nthing,dog\n", r"cycle: .*'dog'.* under .* \(lines [123], [123], [123]\)"),
         ("dog,dog\n", r"cycle: 'dog' under 'dog' \(lines 1\)"),
+        ("animal,\ndog,animal\nanimal,\n", r"line 3: duplicate row: the root 'animal', first on line 1"),
         ("dog,animal\ncat,animal\ndog,animal\n", r"line 3: duplicate row: 'dog' under 'animal', first on line 1"),
         ("dog,animal\noak,tree\n", r"2 roots: 'animal', 'tree'.*root='NAME'"),
         ("dog,animal\ncat\n", r"line 2: expected two fields"),

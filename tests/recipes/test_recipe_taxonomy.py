@@ -170,6 +170,15 @@ def test_lorentz_and_poincare_are_one_space(tree, tmp_path):
     torch.testing.assert_close(found["lorentz"], found["poincare"], rtol=1e-3, atol=1e-3)
 
 
+def test_the_smallest_taxonomy_is_measured():
+    """Of three nodes chance may draw no pair that is not of a node and its ancestor."""
+    tax = Taxonomy.from_edges([("root", None), ("a", "root"), ("b", "root")])
+    for seed in range(20):
+        labels = training.entailment_pairs(tax, np.random.default_rng(seed))[2]
+        assert labels.any()
+        assert not labels.all()
+
+
 def test_a_stopped_run_continues_bit_for_bit(tree, tmp_path, monkeypatch):
     config = config_of(tree, epochs=10, twin=True)
     whole = taxonomy.run(config, tmp_path / "whole")

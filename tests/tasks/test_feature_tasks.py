@@ -90,6 +90,11 @@ def test_labelled_images_of_a_folder(tmp_path):
     assert labels == ["cat", "dog"]
     with pytest.raises(DataError, match="no labelled image"):
         zeroshot.labelled_images(tmp_path / "val" / "dog")
+    for part in ("train", "test"):
+        (tmp_path / part / "cat").mkdir(parents=True)
+        (tmp_path / part / "cat" / f"{part}.jpg").write_bytes(b"")
+    images, labels = zeroshot.labelled_images(tmp_path)  # of parts, the one that is there to be scored
+    assert ([image.name for image in images], labels) == (["test.jpg"], ["cat"])
 
 
 @pytest.fixture

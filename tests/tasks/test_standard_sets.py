@@ -72,6 +72,14 @@ def test_aircraft(tmp_path: Path) -> None:
         read_images(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["valid", "validation"])
+def test_parts_by_other_names_are_no_classes_and_are_not_lost(tmp_path: Path, name: str) -> None:
+    pixel(*(tmp_path / part / kind / "0.png" for part in ("train", name) for kind in ("cat", "dog")))
+    assert labelled(tmp_path)[f"{name}/dog/0.png"] == ("dog", 2)
+    pixel(tmp_path / "test" / "dog" / "0.png")
+    assert labelled(tmp_path)[f"{name}/dog/0.png"] == ("dog", 1)
+
+
 def test_parts_above_the_class_folders_are_no_classes(tmp_path: Path) -> None:
     pixel(*(tmp_path / part / name / "0.png" for part in ("train", "val") for name in ("cat", "dog")))
     assert labelled(tmp_path)["val/dog/0.png"] == ("dog", 2)  # held out is what is scored

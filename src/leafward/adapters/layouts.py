@@ -104,7 +104,10 @@ def _all_sites(model: nn.Module) -> Iterator[Site]:
                 inside_attention.add(f"{path}.out_proj")
             yield from _packed(path, module, encoder)
         elif isinstance(module, nn.Linear) and path not in inside_attention:
-            yield from _linear(path, module, encoder)
+            parent = model.get_submodule(path.rpartition(".")[0])
+            # timm's EVA, BEiT and Swin V2 with biases of their own read the weight and never call the module.
+            caller = path if getattr(parent, "q_bias", None) is None else path.rpartition(".")[0]
+            yield from _linear(path, module, encoder, caller)
 
 
 def _head(path: str) -> str:
@@ -131,7 +134,7 @@ def _packed(path: str, module: nn.Module, encoder: str) -> Iterator[Site]:
         yield Site(holder, "out", path, path, holder, "weight", 0, rows, width, encoder)
 
 
-def _linear(path: str, module: nn.Linear, encoder: str) -> Iterator[Site]:
+def _linear(path: str, module: nn.Linear, encoder: str, caller: str) -> Iterator[Site]:
     rows, width = module.weight.shape
     group, _, last = path.rpartition(".")
     fused = _FUSED.get(last)
@@ -141,7 +144,7 @@ def _linear(path: str, module: nn.Linear, encoder: str) -> Iterator[Site]:
         part = rows // len(fused)
         for index, role in enumerate(fused):
             span = index * part, (index + 1) * part
-            yield Site(f"{path}.{role}", role, group, path, path, "weight", *span, width, encoder)
+            yield Site(f"{path}.{role}", role, group, caller, path, "weight", *span, width, encoder)
         return
     for role, suffixes in _SINGLE:
         if any(path == suffix or path.endswith(f".{suffix}") for suffix in suffixes):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
@@ -179,7 +180,8 @@ def attach(
         store = AdapterStore(identity(model))
         model.add_module(STORE, store)
     if base_model is not None or revision is not None:
-        store.base = BaseModel(base_model or store.base.name, revision or store.base.revision, store.base.kind)
+        name_of_base = _lasting(base_model) if base_model else store.base.name
+        store.base = BaseModel(name_of_base, revision or store.base.revision, store.base.kind)
     if adapter.freezes_base:
         for key, parameter in model.named_parameters():
             if not key.startswith(f"{STORE}.") and parameter.requires_grad:
@@ -213,10 +215,26 @@ def merge(model: Model, name: str | None = None) -> Model:
     """
     names = chosen(model, name)
     held = adapters(model)
+    if name is not None:
+        _check_order(held, name)
     for each in names:
         if held[each].enabled or name is not None:
             held[each].merge_into(model)
     return detach(model, name)
+
+
+def _check_order(held: dict[str, Adapter], name: str) -> None:
+    """Refuse to write an adapter into weights that an earlier one still changes: the two would change places."""
+
+    def weights(adapter: Adapter) -> set[tuple[str, str]]:
+        sites = adapter.sites if isinstance(adapter, WeightAdapter) else ()
+        return {(site.holder, site.parameter) for site in sites}
+
+    for each, earlier in held.items():
+        if each == name:
+            return
+        if earlier.enabled and weights(earlier) & weights(held[name]):
+            raise UsageError(f"adapter {name!r} acts after {each!r} on the same weights; merge {each!r} first, or all")
 
 
 def adapters(model: nn.Module) -> dict[str, Adapter]:
@@ -253,7 +271,12 @@ def identity(model: nn.Module) -> BaseModel:
     if not name:
         timm = getattr(model, "pretrained_cfg", None) or {}
         name = timm.get("architecture", "") if isinstance(timm, dict) else ""
-    return BaseModel(str(name), str(getattr(config, "_commit_hash", None) or ""), type(model).__name__)
+    return BaseModel(_lasting(str(name)), str(getattr(config, "_commit_hash", None) or ""), type(model).__name__)
+
+
+def _lasting(name: str) -> str:
+    """A directory by its whole path, so that an adapter finds its base model from wherever it is used."""
+    return str(Path(name).resolve()) if name and Path(name).is_dir() else name
 
 
 def store_of(model: nn.Module) -> AdapterStore:

@@ -15,12 +15,18 @@ def show_headline(console: Console, result: dict[str, Any]) -> None:
     if result.get("claims"):
         show_rows(console, list(CLAIM_COLUMNS), claim_rows(result["claims"]))
         return
+    numbers = [Number.from_json(number) for number in result.get("headline", [])]
+    if not numbers:
+        console.print("no headline numbers: the run was given nothing to be scored on")
+        return
+    twins = any(number.twin is not None for number in numbers)
     rows = []
-    for number in map(Number.from_json, result.get("headline", [])):
+    for number in numbers:
         value = "–" if number.value is None else f"{number.value:.4g} {number.unit}".strip()
         ends = "–" if number.interval is None else "[{:.3g}, {:.3g}]".format(*number.interval)
-        rows.append((number.name, value, ends, number.note))
-    show_rows(console, ["", "value", "95 % interval", "note"], rows)
+        twin = "–" if number.twin is None else f"{number.twin:.4g}"
+        rows.append((number.name, value, ends, *([twin] if twins else []), number.note))
+    show_rows(console, ["", "value", "95 % interval", *(["twin"] if twins else []), "note"], rows)
 
 
 CLAIM_COLUMNS = ("claim", "here", "95 % interval", "verdict")

@@ -28,7 +28,10 @@ def _system_of(target: str) -> str:
     from leafward.engine.run import RunDirectory
 
     if (Path(target) / "config.yaml").is_file():
-        return RunDirectory.open(target).recipe
+        recipe = RunDirectory.open(target).recipe
+        if recipe not in EXPLANATIONS:
+            raise UsageError(f"{target} is a run of {recipe}; explain draws runs of {', '.join(EXPLANATIONS)}")
+        return recipe
     for name in EXPLANATIONS:
         if Path(target).name.removeprefix("timm:").startswith(name):
             return name

@@ -55,7 +55,8 @@ def _adapter(target: Path, config: str) -> Path:
     for folder in (target, target / ADAPTER):
         if (folder / config).is_file():
             return folder
-    raise DataError(f"{target} holds no adapter: there is neither {config} nor {ADAPTER}/{config} in it")
+    whole = f"; its trained model is whole already, in {target / 'model'}" if (target / "model").is_dir() else ""
+    raise DataError(f"{target} holds no adapter: there is neither {config} nor {ADAPTER}/{config} in it{whole}")
 
 
 def _merge(source: Path, base: str, to: Path, *, check_base: bool) -> None:

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from leafward.commands._choice import load, show_choices, take_value
-from leafward.errors import LeafwardError, UsageError, nearest
+from leafward.errors import UsageError, nearest
 from leafward.recipes import RECIPES
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     fresh = not args.out.exists()
     try:
         result = load_recipe(args.recipe).run(args.config, args.out, resume=args.resume, overwrite=args.overwrite)
-    except LeafwardError:
+    except Exception:
         if fresh:
             discard_unbegun(args.out)
         raise

@@ -309,7 +309,7 @@ def _from_run(path: Path, options: Options) -> Source:
     run = RunDirectory.open(path)
     if not (path / "embeddings.safetensors").is_file():
         features = run.config.get("features")
-        hint = f"; its feature file can be shown: leafward explore {features}" if features else ""
+        hint = f"; its feature file can be shown: leafward explore {features}" if isinstance(features, str) else ""
         raise DataError(
             f"{path}: this {run.recipe or 'unknown'} run holds no embeddings (those of recipe taxonomy do){hint}"
         )

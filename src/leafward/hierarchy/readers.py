@@ -54,7 +54,12 @@ class Edges:
 
     def declare_root(self, name: object, line: int | None = None) -> None:
         """Note a node that has no parent."""
-        self._roots.setdefault(self.declare(name, line), line)
+        root = self.declare(name, line)
+        if root in self._roots:
+            first = self._roots[root]
+            also = "" if first is None else f", first on line {first}"
+            raise DataError(f"{self.place(line)}: duplicate row: the root {root!r}{also}")
+        self._roots[root] = line
 
     def declare_once(self, name: object, line: int | None = None) -> str:
         """Note a node in a format where each name stands once."""

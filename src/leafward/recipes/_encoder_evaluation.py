@@ -68,7 +68,9 @@ def show(
 
     table = Table("", "value", title=title)
     for name, value in flatten(found).items():
-        table.add_row(escape(name), f"{value:.4f}" if isinstance(value, float) else escape(str(value)))
+        if value != {}:
+            shown = "–" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+            table.add_row(escape(name), escape(shown))
     console.print(table)
     result = {"task": title, **found, "headline": [number.to_json() for number in numbers]}
     if args.out is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import Console
 
     from leafward.report import Number, Page
@@ -21,9 +22,32 @@ def evaluation_page(title: str, subtitle: str, numbers: Sequence[Number], scores
 
     page = Page(title, subtitle=subtitle)
     page.headline(numbers)
+    figure = _with_intervals(numbers)
+    if figure is not None:
+        page.section("Side by side")
+        page.figure(figure, "The numbers above, with their 95 % intervals.")
     page.section("All scores")
     page.table(["", "value"], list(flatten(scores).items()))
     return page
+
+
+def _with_intervals(numbers: Sequence[Number]) -> Figure | None:
+    """Those numbers of one scale that have intervals, one under the other; None for fewer than two."""
+    from leafward.report import new_figure
+    from leafward.report.figures import literal, style
+
+    shown = [(number.name, number.value, number.interval) for number in numbers if number.interval and not number.unit]
+    if len(shown) < 2:
+        return None
+    names, values, intervals = zip(*shown, strict=True)
+    figure, axes = new_figure(height=0.8 + 0.35 * len(shown))
+    rows = range(len(shown))
+    with style():
+        (drawn,) = axes.plot(values, rows, marker="o", linestyle="none")
+        axes.hlines(rows, *zip(*intervals, strict=True), color=drawn.get_color(), linewidth=1.2)
+        axes.set_yticks(rows, [literal(name) for name in names])
+        axes.set_ylim(len(shown) - 0.5, -0.5)
+    return figure
 
 
 def how_it_was_run(page: Page) -> None:

@@ -26,6 +26,8 @@ def write(config: Config, result: dict[str, Any], environment: dict[str, Any], o
     page.headline([Number.from_json(number) for number in result["headline"]])
     page.section("Before and after")
     twin = result.get("twin")
+    if not result["after"]:
+        page.note("Nothing was scored: --test CHAINS and --hyperlex ARCHIVE say on what, before and after.")
     page.table(
         ["", "before", "after", "difference", *(["twin"] if twin else [])],
         [

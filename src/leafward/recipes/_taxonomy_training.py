@@ -170,6 +170,9 @@ def entailment_pairs(tax: Taxonomy, rng: np.random.Generator) -> tuple[np.ndarra
     chosen = rng.permutation(len(below))[:PAIRS]
     first, second = rng.integers(0, len(tax), (2, len(chosen)))
     wrong = ~tax.entails(second, first)
+    if not wrong.any():  # so few nodes that chance drew none
+        first, second = np.indices((len(tax), len(tax))).reshape(2, -1)
+        wrong = ~tax.entails(second, first)
     return (
         np.concatenate([below[chosen], first[wrong]]),
         np.concatenate([above[chosen], second[wrong]]),

@@ -18,8 +18,8 @@ SUMMARY = "Make caption chains with negatives: from a taxonomy, or from captions
 class Args:
     out: Path
     """The .csv or .jsonl file to write."""
-    taxonomy: Path | None = None
-    """Taxonomy to make chains of: .csv, .json or .txt."""
+    taxonomy: str | None = None
+    """Taxonomy to make chains of: .csv of child,parent; .json; .txt; wordnet; wordnet:NODE."""
     template: str = "{}"
     """Caption of a node of the taxonomy; {} stands for its name."""
     branching: bool = False
@@ -64,8 +64,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
 
 
 def _from_taxonomy(args: Args) -> list[Any]:
-    from leafward.hierarchy import Taxonomy
-    from leafward.recipes._taxonomy_inputs import named
+    from leafward.recipes._taxonomy_inputs import named, read_taxonomy
     from leafward.tasks.captions import readable
     from leafward.tasks.taxonomy_captions import taxonomy_chains, taxonomy_trees
     from leafward.tasks.zeroshot import checked_templates
@@ -75,7 +74,7 @@ def _from_taxonomy(args: Args) -> list[Any]:
     make = taxonomy_trees if args.branching else taxonomy_chains
     with named(args.taxonomy):
         return make(
-            Taxonomy.load(args.taxonomy),
+            read_taxonomy(args.taxonomy),
             seed=args.seed,
             caption=lambda name: template.format(readable(name)),
             keep_root=args.keep_root,

@@ -39,6 +39,9 @@ COLUMNS = {
 }
 """Field of a metrics report -> its column."""
 
+NARROW = ("cover", "acc.", "prec.", "recall", "F₁", "dist.", "LCA", "sever.")
+"""The same columns in a terminal of 80 characters."""
+
 
 @dataclass
 class Args:
@@ -316,10 +319,10 @@ def _figure(name: str, curve: RiskCoverage) -> Figure:
 def _show(result: dict[str, Any], console: Console) -> None:
     from rich.table import Table
 
-    table = Table("decision", *COLUMNS.values())
+    table = Table("decision", *NARROW)
     for name, scores in result["decisions"].items():
         values = [scores.get(field) for field in COLUMNS]
-        table.add_row(name, *("–" if value is None else f"{value:.4g}" for value in values))
+        table.add_row(name, *("–" if value is None else f"{value:.3g}" for value in values))
     console.print(table)
     for note in result["notes"]:
         console.print(f"note: {note}", markup=False)

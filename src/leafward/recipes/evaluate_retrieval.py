@@ -61,7 +61,7 @@ def _by_model(args: Args) -> tuple[Tensor, Tensor, Tensor]:
     from leafward.tasks.hierarcaps import Candidates
 
     if args.data is None:
-        raise UsageError("--data must name the captions and their images")
+        raise UsageError("--data must name the captions and their images; vectors go to --features, without TARGET")
     opened = open_target(args.target, args.device)
     captions = [Captions.chain(each.texts[-1:], image=each.image) for each in read_captions(args.data) if each.image]
     if not captions:

@@ -68,6 +68,8 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     if args.true is not None:
         result["scores"] = _scores(args, index, found)
     _show(result, console)
+    if args.entailed is not None and not all(query["neighbours"] for query in result["queries"]):
+        console.print("cones hold what lies below where the embedding was trained with --objective cones")
     if args.out is not None:
         write_evaluation(args.out, result, _page(args, result), console)
     return result
@@ -159,7 +161,7 @@ def _neighbours(index: LorentzIndex, names: list[str], ids: Any, distances: Any)
 
 def _show(result: dict[str, Any], console: Console) -> None:
     for query in result["queries"][:MOST_SHOWN]:
-        console.print(f"{query['query']}:", markup=False)
+        console.print(f"{query['query']}:{'' if query['neighbours'] else ' nothing found'}", markup=False)
         for near in query["neighbours"][:MOST_SHOWN]:
             node = f" ({near['node']})" if near.get("node", near["name"]) != near["name"] else ""
             console.print(f"  {near['distance']:<10.4g} {near['name']}{node}", markup=False)

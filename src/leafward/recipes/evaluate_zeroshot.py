@@ -74,7 +74,7 @@ def _by_model(args: Args) -> tuple[Tensor, Tensor, Tensor, list[str]]:
     from leafward.tasks.zeroshot import TEMPLATES, class_vectors, labelled_images, read_templates
 
     if args.data is None:
-        raise UsageError("--data must name the labelled images")
+        raise UsageError("--data must name the labelled images; vectors go to --features, without TARGET")
     templates = TEMPLATES if args.templates is None else read_templates(args.templates)
     images, labels = labelled_images(args.data, args.label, args.split)
     encoder = open_target(args.target, args.device).encoder
