@@ -161,7 +161,10 @@ def check(scenes: Scenes, what: str, complete: bool) -> None:
             raise DataError(f"{what}: the mask {mask} is {labels.shape[::-1]}, its image {file} is {(width, height)}")
         present = np.unique(labels[labels != IGNORED])
         if len(present) and present[-1] >= len(scenes.classes):
-            raise DataError(f"{what}: the mask {mask} has label {present[-1]}, of {len(scenes.classes)} classes")
+            raise DataError(
+                f"{what}: the mask {mask} has label {present[-1]}, of {len(scenes.classes)} classes; "
+                "ignore gives the number of the pixels that do not count"
+            )
         seen[present] = True
     if complete and not seen.all():
         name = scenes.classes[int(np.flatnonzero(~seen)[0])]

@@ -6,7 +6,7 @@ Nine of the eleven have a `split_zhou_NAME.json`; this module reads the others:
 - its four other domains: `classnames.txt` beside one folder of class folders, named by WordNet id (Sketch, A, R) or by
   the number of the class (V2); all images are test images, and classes without image are left out;
 - FGVC Aircraft: `variants.txt`, `images_variant_train.txt`, `…_val.txt`, `…_test.txt` and `images/`;
-- any folder with `train/`, `val/` and `test/` (val or test may be missing) of class folders.
+- any folder with `train/`, `val/` (or valid, validation) and `test/` of class folders; val or test may be missing.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from leafward.tasks.images import image_files
 Labelled = tuple[list[Path], list[int], tuple[str, ...], list[int]]
 """Files, labels, class names, and the part of each file: 0 train, 1 validation, 2 test."""
 PARTS = ("train", "val", "test")
+NAMED = (("train",), ("validation", "valid", "val"), ("test",))
+"""What the folders of the parts are called; of several the last is taken."""
 CLASS_NAMES, VARIANTS = "classnames.txt", "variants.txt"
 
 
@@ -30,8 +32,9 @@ def read_standard(folder: Path) -> Labelled | None:
         return _imagenet(folder)
     if (folder / VARIANTS).is_file():
         return _aircraft(folder)
-    if (folder / "train").is_dir() and any((folder / part).is_dir() for part in PARTS[1:]):
-        return _parts(folder)
+    found = _part_folders(folder)
+    if 0 in found and len(found) > 1:
+        return _parts(found)
     return None
 
 
@@ -55,8 +58,12 @@ def _imagenet(folder: Path) -> Labelled:
     return _collected({2: places[0]}, numbered if inner <= set(numbered) else names)
 
 
-def _parts(folder: Path) -> Labelled:
-    found = {number: folder / part for number, part in enumerate(PARTS) if (folder / part).is_dir()}
+def _part_folders(folder: Path) -> dict[int, Path]:
+    places = [(number, folder / name) for number, names in enumerate(NAMED) for name in names]
+    return {number: place for number, place in places if place.is_dir()}
+
+
+def _parts(found: dict[int, Path]) -> Labelled:
     if 2 not in found:
         found[2] = found.pop(1)  # what is held out is what is scored
     classes = sorted({path.name for place in found.values() for path in place.iterdir() if path.is_dir()})

@@ -49,7 +49,8 @@ def labelled_images(path: str | Path, label: str = "label", split: str | None = 
     """Images and the names of their classes: a folder with one folder of images for each class, or a parquet file
     with the images' bytes (column jpeg or image) and the class in column `label`.
 
-    `split`: take the rows whose column split says so, or the folder of that name.
+    `split`: take the rows whose column split says so, or the folder of that name; where nothing is said, the folder
+    test of one with train and test.
     """
     path = Path(path)
     if path.suffix == ".parquet":
@@ -60,7 +61,8 @@ def labelled_images(path: str | Path, label: str = "label", split: str | None = 
         except KeyError as error:
             raise DataError(f"{path} lacks the column {error}") from error
     else:
-        base = path if split is None else path / split
+        parts = split is None and (path / "train").is_dir() and (path / "test").is_dir()
+        base = path / ("test" if parts else split or "")
         files = sorted(file for file in base.glob("*/*") if file.suffix.lower() in ENDINGS)
         pairs = [(file, file.parent.name) for file in files]
     if not pairs:
