@@ -149,9 +149,10 @@ class ExpertBank(nn.Module):
         if kernels.serve(s) and self.up.time_weight is not None:
             w = self.up.time_weight.squeeze(1)
             return kernels.expert_swiglu(self.up.product(s, rows), t, w, bias, factor, c, rows.expert, rows.ends)
-        gate, value = (factor * self.up(s, t, rows, bias)).chunk(2, dim=-1)
+        u = self.up(s, t, rows, bias)
+        gate, value = (factor * u).to(u.dtype).chunk(2, dim=-1)  # not wider: autograd keeps them
         hidden = F.silu(gate) * value
-        return hidden.to(working_dtype(s)), time_of_norm(norm(wide(hidden)), c)
+        return hidden, time_of_norm(norm(wide(hidden)), c)
 
 
 class ExpertLinear(nn.Module):
