@@ -194,3 +194,25 @@ def facts(device: str) -> dict[str, Any]:
 
     name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     return {"device": name, "torch": torch.__version__, "transformers": transformers.__version__}
+
+
+def profile(step: Callable[[], object], device: str, steps: int = 2, top: int = 30) -> list[dict[str, Any]]:
+    """The kernels that take the most time: milliseconds and launches per step."""
+    activity = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[activity.CUDA if device == "cuda" else activity.CPU]) as seen:
+        for _ in range(steps):
+            step()
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    def spent(event: Any) -> float:
+        return event.self_device_time_total if device == "cuda" else event.self_cpu_time_total
+
+    events = sorted(seen.key_averages(), key=spent, reverse=True)
+    rows = [{"kernel": e.key[:120], "ms": spent(e) / 1e3 / steps, "calls": e.count / steps} for e in events]
+    rest = {
+        "kernel": "all others",
+        "ms": sum(r["ms"] for r in rows[top:]),
+        "calls": sum(r["calls"] for r in rows[top:]),
+    }
+    return [*rows[:top], rest]

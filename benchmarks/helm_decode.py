@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from _helm import Report, facts, helm, parameters
+from _helm import Report, facts, helm, parameters, profile
 from leafward.models import HelmConfig, HelmForCausalLM
 from leafward.nn import Visible, kernels
 
@@ -135,6 +135,9 @@ def measure(side: str, shape: str, batch: int, arguments: argparse.Namespace) ->
         for _ in range(tokens):
             step()
         fastest = min(fastest, _clock(cuda) - began)
+    if side in arguments.profile.split(","):
+        decoder.at.copy_(decoder.start)
+        result["profile"] = profile(step, arguments.device)
     return {**result, "ms_per_token": 1e3 * fastest / tokens, "tokens_per_second": batch * tokens / fastest}
 
 
@@ -154,6 +157,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=None, help="decoded per round; by default 64, on the CPU 4")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=60.0, help="no side begins after this time")
+    parser.add_argument("--profile", default="", help="sides to list the most expensive kernels of, by commas")
     parser.add_argument("--out", type=Path, default=None)
     arguments = parser.parse_args()
     cuda = arguments.device == "cuda"

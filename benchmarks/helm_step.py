@@ -37,7 +37,7 @@ from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
-from _helm import Report, deepseek, facts, helm, llama, parameters
+from _helm import Report, deepseek, facts, helm, llama, parameters, profile
 from leafward.models import HelmForCausalLM
 from leafward.nn import head, kernels
 
@@ -160,28 +160,6 @@ def measure(side: str, shape: str, arguments: argparse.Namespace) -> dict[str, A
     if side in arguments.profile.split(","):
         result["profile"] = profile(step, device)
     return result
-
-
-def profile(step: Callable[[], Tensor], device: str, steps: int = 2, top: int = 30) -> list[dict[str, Any]]:
-    """The kernels that take the most time: milliseconds and launches per step."""
-    activity = torch.profiler.ProfilerActivity
-    with torch.profiler.profile(activities=[activity.CUDA if device == "cuda" else activity.CPU]) as seen:
-        for _ in range(steps):
-            step()
-        if device == "cuda":
-            torch.cuda.synchronize()
-
-    def spent(event: Any) -> float:
-        return event.self_device_time_total if device == "cuda" else event.self_cpu_time_total
-
-    events = sorted(seen.key_averages(), key=spent, reverse=True)
-    rows = [{"kernel": e.key[:120], "ms": spent(e) / 1e3 / steps, "calls": e.count / steps} for e in events]
-    rest = {
-        "kernel": "all others",
-        "ms": sum(r["ms"] for r in rows[top:]),
-        "calls": sum(r["calls"] for r in rows[top:]),
-    }
-    return [*rows[:top], rest]
 
 
 def attention(shape: str, arguments: argparse.Namespace) -> dict[str, Any]:

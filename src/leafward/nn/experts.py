@@ -144,12 +144,12 @@ class ExpertBank(nn.Module):
 
     def _hidden(self, s: Tensor, t: Tensor, over: Tensor, curvature: Tensor, rows: Sorted) -> tuple[Tensor, Tensor]:
         """The hidden point (M, h) of each row and its time (M, 1). W ρ[t; s] + b = ρ (W [t; s] + b/ρ)."""
-        bias = self.up.bias.squeeze(1) / over.unsqueeze(-1)
-        factor, c = (x[rows.expert].unsqueeze(-1) for x in (over, curvature))
+        bias = self.up.bias.squeeze(1)
         if kernels.serve(s) and self.up.time_weight is not None:
-            w = self.up.time_weight.squeeze(1)
-            return kernels.expert_swiglu(self.up.product(s, rows), t, w, bias, factor, c, rows.expert, rows.ends)
-        u = self.up(s, t, rows, bias)
+            p, w = self.up.product(s, rows), self.up.time_weight.squeeze(1)
+            return kernels.expert_swiglu(p, t, w, bias, over, curvature, rows.expert, rows.ends)
+        factor, c = (x[rows.expert].unsqueeze(-1) for x in (over, curvature))
+        u = self.up(s, t, rows, bias / over.unsqueeze(-1))
         gate, value = (factor * u).to(u.dtype).chunk(2, dim=-1)  # not wider: autograd keeps them
         hidden = F.silu(gate) * value
         return hidden, time_of_norm(norm(wide(hidden)), c)

@@ -70,8 +70,8 @@ class Residual(nn.Module):
     def normed(self, x: Tensor, y: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor, Tensor | None]:
         """x ⊕ w·y, its norm, and the time of that: what every sub-layer but the first begins with."""
         if self.space.curved and self.log_scale is None and kernels.serve(x):
-            weight, dtype = torch.exp(self.log_weight), working_dtype(x)
-            return kernels.residual_norm(x, y, weight, norm.weight, self.scale, norm.eps, self.space.c, dtype)
+            at = self.log_weight, norm.weight, self.scale, norm.eps, self.space.c
+            return kernels.residual_norm(x, y, *at, working_dtype(x))
         x = self(x, y)
         return x, *norm.lifted(x, self.space)
 

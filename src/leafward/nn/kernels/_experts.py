@@ -1,7 +1,7 @@
 """What lies between and behind the two matrix products of a mixture of experts, in one pass each.
 
-Between them, for a row of expert e with u = p + t w_e + b_e, p the bare product and ρ = √(c/c_e) the way over:
-(gate, value) = ρ u, h = silu(gate)·value, t_h = √(1/c_e + |h|²).
+Between them, for a row of expert e with u = p + t w_e, p the bare product and ρ_e = √(c/c_e) the way over:
+(gate, value) = ρ_e u + b_e, h = silu(gate)·value, t_h = √(1/c_e + |h|²).
 
 Behind them, for a token with its points x_i (rows of its routed experts, wherever sorting put them, then the shared
 ones) and weights w_i: a = Σ w_i x_i, A_i = √(1 + c|x_i|²), T = Σ w_i A_i and
@@ -26,20 +26,30 @@ from torch import Tensor
 from leafward.nn.grouped import segment_sums
 from leafward.nn.kernels._launch import tile
 
+_CHUNK = 4
+"""Rows of a program on the way back: neighbours share an expert, so its columns come from the nearest cache. Read for
+every row from the one behind it, they would be more bytes than the rows."""
+
 
 @triton.jit
-def _halves(p_ptr, t_ptr, w_ptr, b_ptr, expert_ptr, row, lane, mask, HIDDEN: tl.constexpr):
+def _halves(p_ptr, t_ptr, w_ptr, expert, row, lane, mask, HIDDEN: tl.constexpr):
     """u of one row, gate first, and its time columns."""
     t = tl.load(t_ptr + row).to(tl.float32)
-    own = tl.load(expert_ptr + row) * 2 * HIDDEN + lane
+    own = expert * 2 * HIDDEN + lane
     at = row * 2 * HIDDEN + lane
     w_gate = tl.load(w_ptr + own, mask=mask, other=0.0).to(tl.float32)
     w_value = tl.load(w_ptr + HIDDEN + own, mask=mask, other=0.0).to(tl.float32)
     gate = tl.load(p_ptr + at, mask=mask, other=0.0).to(tl.float32) + t * w_gate
     value = tl.load(p_ptr + HIDDEN + at, mask=mask, other=0.0).to(tl.float32) + t * w_value
-    gate += tl.load(b_ptr + own, mask=mask, other=0.0).to(tl.float32)
-    value += tl.load(b_ptr + HIDDEN + own, mask=mask, other=0.0).to(tl.float32)
     return gate, value, w_gate, w_value
+
+
+@triton.jit
+def _brought_over(u_gate, u_value, b_ptr, over, expert, lane, mask, HIDDEN: tl.constexpr):
+    """ρ u + b, gate first."""
+    own = expert * 2 * HIDDEN + lane
+    gate = over * u_gate + tl.load(b_ptr + own, mask=mask, other=0.0).to(tl.float32)
+    return gate, over * u_value + tl.load(b_ptr + HIDDEN + own, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -47,11 +57,12 @@ def _swiglu(
     p_ptr, t_ptr, w_ptr, b_ptr, over_ptr, c_ptr, expert_ptr, h_ptr, t_h_ptr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    expert = tl.load(expert_ptr + row)
     lane = tl.arange(0, BLOCK)
     mask = lane < HIDDEN
-    gate, value, _, _ = _halves(p_ptr, t_ptr, w_ptr, b_ptr, expert_ptr, row, lane, mask, HIDDEN)
-    over, c = tl.load(over_ptr + row).to(tl.float32), tl.load(c_ptr + row).to(tl.float32)
-    gate, value = over * gate, over * value
+    over, c = tl.load(over_ptr + expert).to(tl.float32), tl.load(c_ptr + expert).to(tl.float32)
+    gate, value, _, _ = _halves(p_ptr, t_ptr, w_ptr, expert, row, lane, mask, HIDDEN)
+    gate, value = _brought_over(gate, value, b_ptr, over, expert, lane, mask, HIDDEN)
     h = gate * tl.sigmoid(gate) * value
     tl.store(h_ptr + row * HIDDEN + lane, h.to(h_ptr.dtype.element_ty), mask=mask)
     tl.store(t_h_ptr + row, tl.sqrt(1.0 / c + tl.sum(h * h, axis=0)))
@@ -60,14 +71,27 @@ def _swiglu(
 @triton.jit
 def _swiglu_back(
     p_ptr, t_ptr, w_ptr, b_ptr, over_ptr, c_ptr, expert_ptr, dh_ptr, dt_h_ptr, dp_ptr, dt_ptr, dover_ptr, dc_ptr,
+    rows, CHUNK: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    start = tl.program_id(0) * CHUNK
+    for row in range(start, tl.minimum(start + CHUNK, rows)):
+        _swiglu_back_row(
+            p_ptr, t_ptr, w_ptr, b_ptr, over_ptr, c_ptr, expert_ptr, dh_ptr, dt_h_ptr, dp_ptr, dt_ptr, dover_ptr,
+            dc_ptr, tl.cast(row, tl.int64), HIDDEN, BLOCK,
+        )  # fmt: skip
+
+
+@triton.jit
+def _swiglu_back_row(
+    p_ptr, t_ptr, w_ptr, b_ptr, over_ptr, c_ptr, expert_ptr, dh_ptr, dt_h_ptr, dp_ptr, dt_ptr, dover_ptr, dc_ptr, row,
     HIDDEN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
+    expert = tl.load(expert_ptr + row)
     lane = tl.arange(0, BLOCK)
     mask = lane < HIDDEN
-    u_gate, u_value, w_gate, w_value = _halves(p_ptr, t_ptr, w_ptr, b_ptr, expert_ptr, row, lane, mask, HIDDEN)
-    over, c = tl.load(over_ptr + row).to(tl.float32), tl.load(c_ptr + row).to(tl.float32)
-    gate, value = over * u_gate, over * u_value
+    over, c = tl.load(over_ptr + expert).to(tl.float32), tl.load(c_ptr + expert).to(tl.float32)
+    u_gate, u_value, w_gate, w_value = _halves(p_ptr, t_ptr, w_ptr, expert, row, lane, mask, HIDDEN)
+    gate, value = _brought_over(u_gate, u_value, b_ptr, over, expert, lane, mask, HIDDEN)
     sigmoid = tl.sigmoid(gate)
     silu = gate * sigmoid
     h = silu * value
@@ -117,16 +141,22 @@ def _(p, t, w, b, over, c, expert, ends):
 )
 def expert_swiglu_backward(p, t, w, b, over, c, expert, dh, dt_h):
     p, t, w, b, over, c, dh, dt_h = (x.contiguous() for x in (p, t, w, b, over, c, dh, dt_h))
-    dp, dt, dover, dc = (torch.empty_like(x) for x in (p, t, over, c))
-    (block,), warps = tile(dh.shape[-1], back=True)
-    sizes = {"HIDDEN": dh.shape[-1], "BLOCK": block, "num_warps": warps}
-    _swiglu_back[(len(p),)](p, t, w, b, over, c, expert, dh, dt_h, dp, dt, dover, dc, **sizes)
+    dp, dt, dover, dc = _like_rows(p, t)
+    (block,), warps = tile(dh.shape[-1], share=256)
+    sizes = {"CHUNK": _CHUNK, "HIDDEN": dh.shape[-1], "BLOCK": block, "num_warps": warps}
+    grid = (triton.cdiv(len(p), _CHUNK),)
+    _swiglu_back[grid](p, t, w, b, over, c, expert, dh, dt_h, dp, dt, dover, dc, len(p), **sizes)
     return dp, dt, dover, dc
+
+
+def _like_rows(p: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Room for the gradients of p and t, and each row's share in those of ρ and c."""
+    return p.new_empty(p.shape), t.new_empty(t.shape), t.new_empty(t.shape), t.new_empty(t.shape)
 
 
 @expert_swiglu_backward.register_fake
 def _(p, t, w, b, over, c, expert, dh, dt_h):
-    return tuple(x.new_empty(x.shape) for x in (p, t, over, c))
+    return _like_rows(p, t)
 
 
 def _setup_swiglu(ctx, inputs, output) -> None:
@@ -135,9 +165,14 @@ def _setup_swiglu(ctx, inputs, output) -> None:
 
 def _gradient_swiglu(ctx, dh, dt_h):
     *inputs, ends = ctx.saved_tensors
-    _, t, w, b, *_ = inputs
-    dp, dt, dover, dc = torch.ops.leafward.expert_swiglu_backward(*inputs, dh, dt_h)
+    _, t, w, b, over, c, expert = inputs
+    dp, dt, *shares = torch.ops.leafward.expert_swiglu_backward(*inputs, dh, dt_h)
     dw, db = segment_sums(torch.cat([t, torch.ones_like(t)], dim=-1).to(dp.dtype), dp, ends).unbind(dim=1)
+    db = db / over.unsqueeze(-1)  # dp has ρ in it
+    dover = dc = None
+    if ctx.needs_input_grad[4] or ctx.needs_input_grad[5]:
+        own = (expert.unsqueeze(-1) == torch.arange(len(over), device=expert.device)).to(t.dtype)
+        dover, dc = (own.mT @ torch.cat(shares, dim=-1)).to(c.dtype).unbind(dim=-1)
     return dp, dt, dw.to(w.dtype), db.to(b.dtype), dover, dc, None, None
 
 
@@ -255,7 +290,8 @@ def _shape(routed: Tensor, everywhere: Tensor, share: Tensor) -> dict[str, int]:
     tokens, active = share.shape
     (block,), warps = tile(routed.shape[-1])
     sizes = {"K": active, "S": everywhere.shape[0] // tokens, "WIDTH": routed.shape[-1]}
-    return sizes | {"BLOCK": block, "num_warps": warps}
+    # Half the warps: about twenty sums that wait for each other.
+    return sizes | {"BLOCK": block, "num_warps": max(1, warps // 2)}
 
 
 @torch.library.custom_op(

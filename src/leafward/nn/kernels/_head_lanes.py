@@ -71,7 +71,7 @@ def _backward(
 
 
 def _sizes(cos: Tensor, heads: int, kv_heads: int, d: int, back: bool) -> dict[str, int]:
-    (tall, wide), warps = tile(heads, to_eights(d + 3), back=back)
+    (tall, wide), warps = tile(heads, to_eights(d + 3), share=128 if back else 256)
     sizes = {"H": heads, "G": kv_heads, "D": d, "TURNING": 2 * cos.shape[-1], "WIDTH": to_eights(d + 3)}
     return sizes | {"TALL": tall, "WIDE": wide, "num_warps": warps}
 

@@ -78,7 +78,7 @@ def _sizes(cos: Tensor, heads: int, widths: tuple[int, int], rope: int, back: bo
     d = widths[0] // heads
     sizes = {"H": heads, "NOPE": d - rope, "D": d, "E": widths[1] // heads - d + rope, "TURNING": 2 * cos.shape[-1]}
     width = _lanes(heads, widths, rope)
-    (tall, wide), warps = tile(heads, width, back=back)
+    (tall, wide), warps = tile(heads, width, share=128 if back else 256)
     return sizes | {"WIDTH": width, "TALL": tall, "WIDE": wide, "num_warps": warps}
 
 

@@ -12,10 +12,12 @@ ROWS_PER_UNIT = 8
 """Programs per multiprocessor in kernels that go over many rows each."""
 
 
-def tile(*sizes: int, back: bool = False) -> tuple[list[int], int]:
-    """Powers of two that hold `sizes`, and the warps to work on them; more on the way back, which holds more."""
+def tile(*sizes: int, share: int = 512) -> tuple[list[int], int]:
+    """Powers of two that hold `sizes`, and the warps to work on them, each with its `share`: few, because in every sum
+    they wait for each other. On an H200 the way back of the residual over rows of 768 takes .15 ms with two warps and
+    .23 with eight."""
     powers = [triton.next_power_of_2(size) for size in sizes]
-    return powers, max(1, min(16, math.prod(powers) // (128 if back else 256)))
+    return powers, max(1, min(16, math.prod(powers) // share))
 
 
 def programs(x: Tensor, rows: int) -> int:

@@ -22,10 +22,10 @@ from leafward.nn.kernels._launch import programs, tile
 
 
 @triton.jit
-def _hyperbolic_cosine(x, y, c):
-    """√c t_x, √c t_y and C of two rows: a sum of positive numbers, as in `leafward.nn.residual.weighted_sum`."""
-    r = tl.maximum(tl.sqrt(tl.sum(x * x, axis=0)), 1e-18)
-    u = tl.maximum(tl.sqrt(tl.sum(y * y, axis=0)), 1e-18)
+def _hyperbolic_cosine(x, y, xx, yy, c):
+    """√c t_x, √c t_y and C of two rows with the squares |x|² and |y|²: a sum of positive numbers, as in
+    `leafward.nn.residual.weighted_sum`."""
+    r, u = tl.maximum(tl.sqrt(xx), 1e-18), tl.maximum(tl.sqrt(yy), 1e-18)
     balance = tl.sqrt(u) / tl.sqrt(r)
     across = balance * x - y / balance
     big_x, big_y = tl.sqrt(1.0 + c * r * r), tl.sqrt(1.0 + c * u * u)
@@ -35,7 +35,7 @@ def _hyperbolic_cosine(x, y, c):
 
 @triton.jit
 def _forward(
-    x_ptr, y_ptr, weight_ptr, gain_ptr, z_ptr, h_ptr, t_ptr, scale, eps, c, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr, y_ptr, log_weight_ptr, gain_ptr, z_ptr, h_ptr, t_ptr, scale, eps, c, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
@@ -44,8 +44,8 @@ def _forward(
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
     y = tl.load(y_ptr + at, mask=inside, other=0.0).to(tl.float32)
     gain = tl.load(gain_ptr + lane, mask=inside, other=0.0).to(tl.float32)
-    weight = tl.load(weight_ptr).to(tl.float32)
-    _, _, cosh = _hyperbolic_cosine(x, y, c)
+    weight = tl.exp(tl.load(log_weight_ptr).to(tl.float32))
+    _, _, cosh = _hyperbolic_cosine(x, y, tl.sum(x * x, axis=0), tl.sum(y * y, axis=0), c)
     z = scale / tl.sqrt(1.0 + weight * weight + 2.0 * weight * cosh) * (x + weight * y)
     z = z.to(z_ptr.dtype.element_ty)
     tl.store(z_ptr + at, z, mask=inside)
@@ -56,15 +56,20 @@ def _forward(
 
 
 @triton.jit
+def _add(a, b, d, e, f, g, h, i, j, k, a2, b2, d2, e2, f2, g2, h2, i2, j2, k2):
+    return a + a2, b + b2, d + d2, e + e2, f + f2, g + g2, h + h2, i + i2, j + j2, k + k2
+
+
+@triton.jit
 def _backward(
-    x_ptr, y_ptr, weight_ptr, gain_ptr, dz_ptr, dh_ptr, dt_ptr, dx_ptr, dy_ptr, dweight_ptr, dgain_ptr,
+    x_ptr, y_ptr, log_weight_ptr, gain_ptr, dz_ptr, dh_ptr, dt_ptr, dx_ptr, dy_ptr, dlog_weight_ptr, dgain_ptr,
     rows, scale, eps, c, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
     inside = lane < WIDTH
     gain = tl.load(gain_ptr + lane, mask=inside, other=0.0).to(tl.float32)
-    weight = tl.load(weight_ptr).to(tl.float32)
+    weight = tl.exp(tl.load(log_weight_ptr).to(tl.float32))
     dgain = tl.zeros((BLOCK,), tl.float32)
     for index in range(tl.program_id(0), rows, tl.num_programs(0)):
         row = tl.cast(index, tl.int64)
@@ -74,41 +79,46 @@ def _backward(
         dz = tl.load(dz_ptr + at, mask=inside, other=0.0).to(tl.float32)
         dh = tl.load(dh_ptr + at, mask=inside, other=0.0).to(tl.float32)
         dt = tl.load(dt_ptr + row).to(tl.float32)
-        big_x, big_y, cosh = _hyperbolic_cosine(x, y, c)
+        a = x + weight * y
+        ga = gain * a
+        e = gain * dh
+        # Every sum that follows is linear in these ten, so the row's threads meet twice and not eight times.
+        xx, yy, aa, ay, gaga, gagy, ea, ey, za, zy = tl.reduce(
+            (x * x, y * y, a * a, a * y, ga * ga, ga * gain * y, e * a, e * y, dz * a, dz * y), 0, _add
+        )
+        big_x, big_y, cosh = _hyperbolic_cosine(x, y, xx, yy, c)
         squared = 1.0 + weight * weight + 2.0 * weight * cosh
         shrink = scale / tl.sqrt(squared)
-        a = x + weight * y
-        z = (shrink * a).to(dx_ptr.dtype.element_ty).to(tl.float32)
-        rate = 1.0 / tl.sqrt(tl.sum(z * z, axis=0) / WIDTH + eps)
-        unit = z * rate
-        h = gain * unit
-        dh += h * (dt / tl.sqrt(1.0 / c + tl.sum(h * h, axis=0)))
-        dgain += dh * unit
-        dunit = dh * gain
-        dz += rate * (dunit - unit * (tl.sum(dunit * unit, axis=0) / WIDTH))
-        dsquared = -0.5 * shrink / squared * tl.sum(dz * a, axis=0)
-        pull = 2.0 * weight * dsquared * c
-        dx = shrink * dz + pull * (x * (big_y / big_x) - y)
-        dy = weight * shrink * dz + pull * (y * (big_x / big_y) - x)
+        rate = 1.0 / tl.sqrt(shrink * shrink * aa / WIDTH + eps)
+        unit = shrink * rate  # times a: the row of mean square one
+        pull = dt / tl.sqrt(1.0 / c + unit * unit * gaga) * unit  # times ga: what the time adds to dh
+        radial = (ea + pull * gaga) * unit / WIDTH
+        dgain += (dh + pull * ga) * (unit * a)
+        dz += rate * (e + pull * gain * ga - (radial * unit) * a)
+        dz_a = za + rate * (ea + pull * gaga - radial * unit * aa)
+        dz_y = zy + rate * (ey + pull * gagy - radial * unit * ay)
+        dsquared = -0.5 * shrink / squared * dz_a
+        turn = 2.0 * weight * dsquared * c
+        dx = shrink * dz + turn * (x * (big_y / big_x) - y)
+        dy = weight * shrink * dz + turn * (y * (big_x / big_y) - x)
         tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)
         tl.store(dy_ptr + at, dy.to(dy_ptr.dtype.element_ty), mask=inside)
-        dweight = shrink * tl.sum(dz * y, axis=0) + 2.0 * dsquared * (weight + cosh)
-        tl.store(dweight_ptr + row, dweight)
+        tl.store(dlog_weight_ptr + row, weight * (shrink * dz_y + 2.0 * dsquared * (weight + cosh)))
     tl.store(dgain_ptr + program * WIDTH + lane, dgain, mask=inside)
 
 
 @torch.library.custom_op(
     "leafward::residual_norm",
     mutates_args=(),
-    schema="(Tensor x, Tensor y, Tensor weight, Tensor gain, float scale, float eps, float c, ScalarType dtype)"
+    schema="(Tensor x, Tensor y, Tensor log_weight, Tensor gain, float scale, float eps, float c, ScalarType dtype)"
     " -> (Tensor, Tensor, Tensor)",
 )
-def residual_norm(x, y, weight, gain, scale, eps, c, dtype):
+def residual_norm(x, y, log_weight, gain, scale, eps, c, dtype):
     x, y = x.contiguous(), y.contiguous()
     z, h, t = _like(x, dtype)
     (block,), warps = tile(x.shape[-1])
     sizes = {"WIDTH": x.shape[-1], "BLOCK": block, "num_warps": warps}
-    _forward[(t.numel(),)](x, y, weight, gain, z, h, t, scale, eps, c, **sizes)
+    _forward[(t.numel(),)](x, y, log_weight, gain, z, h, t, scale, eps, c, **sizes)
     return z, h, t
 
 
@@ -119,37 +129,37 @@ def _like(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @residual_norm.register_fake
-def _(x, y, weight, gain, scale, eps, c, dtype):
+def _(x, y, log_weight, gain, scale, eps, c, dtype):
     return _like(x.contiguous(), dtype)
 
 
 @torch.library.custom_op(
     "leafward::residual_norm_backward",
     mutates_args=(),
-    schema="(Tensor x, Tensor y, Tensor weight, Tensor gain, Tensor dz, Tensor dh, Tensor dt, float scale, float eps,"
-    " float c) -> (Tensor, Tensor, Tensor, Tensor)",
+    schema="(Tensor x, Tensor y, Tensor log_weight, Tensor gain, Tensor dz, Tensor dh, Tensor dt, float scale,"
+    " float eps, float c) -> (Tensor, Tensor, Tensor, Tensor)",
 )
-def residual_norm_backward(x, y, weight, gain, dz, dh, dt, scale, eps, c):
+def residual_norm_backward(x, y, log_weight, gain, dz, dh, dt, scale, eps, c):
     x, y, dz, dh, dt = (tensor.contiguous() for tensor in (x, y, dz, dh, dt))
     width, rows = x.shape[-1], dt.numel()
     share = programs(x, rows)
     dx, dy = torch.empty_like(x), torch.empty_like(y)
-    dweight, dgain = dt.new_empty(rows), dt.new_empty(share, width)
-    (block,), warps = tile(width, back=True)
+    dlog_weight, dgain = dt.new_empty(rows), dt.new_empty(share, width)
+    (block,), warps = tile(width)
     sizes = {"WIDTH": width, "BLOCK": block, "num_warps": warps}
-    _backward[(share,)](x, y, weight, gain, dz, dh, dt, dx, dy, dweight, dgain, rows, scale, eps, c, **sizes)
-    return dx, dy, dweight.sum().to(weight.dtype).reshape(weight.shape), dgain.sum(dim=0).to(gain.dtype)
+    _backward[(share,)](x, y, log_weight, gain, dz, dh, dt, dx, dy, dlog_weight, dgain, rows, scale, eps, c, **sizes)
+    return dx, dy, dlog_weight.sum().to(log_weight.dtype).reshape(log_weight.shape), dgain.sum(dim=0).to(gain.dtype)
 
 
 @residual_norm_backward.register_fake
-def _(x, y, weight, gain, dz, dh, dt, scale, eps, c):
-    parts = x.contiguous(), y.contiguous(), weight, gain
+def _(x, y, log_weight, gain, dz, dh, dt, scale, eps, c):
+    parts = x.contiguous(), y.contiguous(), log_weight, gain
     return tuple(torch.empty_like(part) for part in parts)
 
 
 def _setup(ctx, inputs, output) -> None:
-    x, y, weight, gain, ctx.scale, ctx.eps, ctx.c, _ = inputs
-    ctx.save_for_backward(x, y, weight, gain)
+    x, y, log_weight, gain, ctx.scale, ctx.eps, ctx.c, _ = inputs
+    ctx.save_for_backward(x, y, log_weight, gain)
 
 
 def _gradient(ctx, dz, dh, dt):

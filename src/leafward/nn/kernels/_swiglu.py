@@ -115,7 +115,7 @@ def swiglu_lift_backward(product, bias, t, time_weight, dh, dt_h, c):
     share = programs(product, rows)
     dp, dt = torch.empty_like(product), torch.empty_like(t)
     db, dw = t.new_empty(share, 2 * hidden), t.new_empty(share, 2 * hidden)
-    (block,), warps = tile(hidden, back=True)
+    (block,), warps = tile(hidden, share=256)
     sizes = {"HIDDEN": hidden, "BLOCK": block, "num_warps": warps}
     _backward[(share,)](product, bias, t, time_weight, dh, dt_h, dp, dt, db, dw, rows, c, **sizes)
     return dp, db.sum(dim=0).to(bias.dtype), dt, dw.sum(dim=0).to(time_weight.dtype).reshape(time_weight.shape)
