@@ -1,14 +1,15 @@
 """HELM-D, HELM-MiCE and their Euclidean twins at equal parameters and tokens, over seeds: held-out loss, paired.
 
     python benchmarks/helm_evidence.py --data TEXT --seconds 1500 --out evidence.json
-    python benchmarks/helm_evidence.py --summarise evidence.json
+    python benchmarks/helm_evidence.py --data TEXT --models "helm-d lorentz" --steps 400 --out d.json   # a part
+    python benchmarks/helm_evidence.py --summarise evidence.json                                    # or all the parts
 
 Measures the step of each model first and chooses as many steps as the time allows (and as the text bears: `--epochs`).
 A seed of its own tries every learning rate of `--lr` with every model, and each model keeps its best: one rate for all
 would favour the geometry that it happens to suit. That seed does not count in the comparison. The others take turns, so
 that whatever is complete when the time is over is complete for all four models; the file of `--out` is written after
-every model. The text is cut into passages, a part of which is held out. Prints one JSON line; `--summarise` prints the
-tables of an earlier one.
+every model. The text is cut into passages, a part of which is held out. "helm-mice one curvature" has experts that all
+live at c = 1. Prints one JSON line; `--summarise` prints the tables of earlier ones.
 """
 
 from __future__ import annotations
@@ -32,8 +33,21 @@ from leafward.intervals import mean_interval
 from leafward.models import HelmConfig, HelmForCausalLM
 from leafward.tasks.language import Corpus, LanguageTask, find_files, prepare, read_documents, score
 
-MODELS = ("helm-d", "helm-mice")
-GEOMETRIES = ("lorentz", "euclidean")
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "helm-d lorentz": ("helm-d", {}),
+    "helm-d euclidean": ("helm-d", {"geometry": "euclidean"}),
+    "helm-mice lorentz": ("helm-mice", {}),
+    "helm-mice euclidean": ("helm-mice", {"geometry": "euclidean"}),
+    # The bounds of a curvature have to differ.
+    "helm-mice one curvature": ("helm-mice", {"expert_curvatures": (0.9999, 1.0001)}),
+}
+"""Every model that is trained: its shape, and what is different from HELM's defaults."""
+PAIRS = (
+    ("helm-d lorentz", "helm-d euclidean"),
+    ("helm-mice lorentz", "helm-mice euclidean"),
+    ("helm-mice lorentz", "helm-mice one curvature"),
+    ("helm-mice lorentz", "helm-d lorentz"),
+)
 MEASURED = 30
 """Steps of the run that measures the time of a step."""
 TUNING = 0
@@ -116,7 +130,8 @@ def train(
         device=arguments.device,
     )
     began = time.perf_counter()
-    torch._dynamo.reset()
+    if len(arguments.models) > 1:
+        torch._dynamo.reset()  # what was compiled for another model counts against the limit of versions
     torch.manual_seed(seed)
     model = HelmForCausalLM(config)
     task = LanguageTask(corpus, arguments.context, cluster=cluster, eval_batch=arguments.batch, eval_tokens=200_000)
@@ -137,7 +152,8 @@ def measure(arguments: argparse.Namespace, cluster: Cluster, corpus: Corpus) -> 
     """Train all, and put the results together."""
     deadline = time.perf_counter() + arguments.seconds
     made = shapes(arguments, len(corpus.tokenizer))
-    configs = {f"{name} {g}": HelmConfig(**made[name], geometry=g) for name in MODELS for g in GEOMETRIES}
+    kinds = {name: MODELS[name] for name in arguments.models}
+    configs = {name: HelmConfig(**made[shape], **changes) for name, (shape, changes) in kinds.items()}
     costs = {}
     for name, config in configs.items():
         few = min(MEASURED, arguments.steps or MEASURED)
@@ -203,20 +219,30 @@ def choose_steps(
 
 def differences(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Paired differences in held-out loss over seeds with 95 % intervals (Student's t), each model at its best rate."""
-    pairs = {f"{name}: lorentz − euclidean": tuple(f"{name} {g}" for g in GEOMETRIES) for name in MODELS}
-    pairs["helm-mice − helm-d (lorentz)"] = ("helm-mice lorentz", "helm-d lorentz")
     found = {}
-    for title, (one, other) in pairs.items():
-        losses = [[row["loss"] for row in counted(rows, name)] for name in (one, other)]
-        values = [
-            float(a - b) for a, b in zip(*losses, strict=False)
-        ]  # a run cut off may lack a model of its last seed
+    for one, other in PAIRS:
+        losses = [{row["seed"]: row["loss"] for row in counted(rows, name)} for name in (one, other)]
+        values = [float(losses[0][seed] - losses[1][seed]) for seed in sorted(losses[0].keys() & losses[1].keys())]
+        if not values:
+            continue
         try:
             centre, interval = mean_interval(values)
         except ImportError:  # no scipy on this machine; --summarise works it out where there is one
             centre, interval = float(np.mean(values)), None
-        found[title] = {"values": values, "mean": centre, "interval": interval}
+        found[f"{one} − {other}"] = {"values": values, "mean": centre, "interval": interval}
     return found
+
+
+def joined(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """The parts of one comparison, measured apart, as one result."""
+    for key in ("steps", "tokens", "data"):
+        if any(result[key] != results[0][key] for result in results):
+            raise SystemExit(f"these are not parts of one comparison: {key} differs")
+    together = dict(results[0])
+    together["rows"] = [row for result in results for row in result["rows"]]
+    for key in ("parameters", "feed_forward"):
+        together[key] = {name: value for result in results for name, value in result[key].items()}
+    return together
 
 
 def summary(result: dict[str, Any]) -> str:
@@ -231,6 +257,8 @@ def summary(result: dict[str, Any]) -> str:
     ]
     for name, size in result["parameters"].items():
         rows = counted(result["rows"], name)
+        if not rows:
+            continue
         losses = [row["loss"] for row in rows]
         by_seed = ", ".join(f"{loss:.4f}" for loss in losses)
         lines.append(
@@ -242,7 +270,8 @@ def summary(result: dict[str, Any]) -> str:
     lines.append("|---" * (1 + len(rates)) + "|")
     for name in result["parameters"]:
         found = {row["lr"]: row["loss"] for row in result["rows"] if row["model"] == name and row["seed"] == TUNING}
-        lines.append(f"| {name} | " + " | ".join(f"{found[rate]:.4f}" for rate in rates) + " |")
+        tried = (f"{found[rate]:.4f}" if rate in found else "–" for rate in rates)
+        lines.append(f"| {name} | " + " | ".join(tried) + " |")
     lines += ["", "| paired difference in held-out loss | mean | 95 % interval over seeds |", "|---|---|---|"]
     for title, each in differences(result["rows"]).items():
         ends = "–" if each["interval"] is None else "[{:+.4f}, {:+.4f}]".format(*each["interval"])
@@ -259,6 +288,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="text: a file, a folder or a data set on disk")
     parser.add_argument("--seconds", type=float, default=1500.0, help="time for everything")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, default=list(MODELS)[:4], help="by default the first four"
+    )
     parser.add_argument("--steps", type=int, help="this many, whatever the time")
     parser.add_argument("--epochs", type=float, default=6.0, help="at most this often over the text")
     parser.add_argument("--width", type=int, default=512)
@@ -271,10 +303,10 @@ def main() -> None:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--eager", action="store_true", help="do not compile")
     parser.add_argument("--out", type=Path, help="keep the result in this file")
-    parser.add_argument("--summarise", type=Path, help="print the table of an earlier result, nothing else")
+    parser.add_argument("--summarise", type=Path, nargs="+", help="print the tables of earlier results, nothing else")
     arguments = parser.parse_args()
     if arguments.summarise is not None:
-        print(summary(json.loads(arguments.summarise.read_text(encoding="utf-8"))))
+        print(summary(joined([json.loads(path.read_text(encoding="utf-8")) for path in arguments.summarise])))
         return
     if arguments.data is None:
         parser.error("--data is missing")
