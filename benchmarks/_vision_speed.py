@@ -126,17 +126,19 @@ def relative_times(spent: dict[str, float], pixels: dict[str, int]) -> dict[str,
 
 @dataclass(frozen=True)
 class Job:
-    """What one process measures."""
+    """What one process measures, and how its model is compiled."""
 
     model: str
     batch: int
     parts: tuple[str, ...]
+    how: str
 
 
 def run_jobs(jobs: Sequence[Job], args: argparse.Namespace, note: Callable[[dict[str, Any]], None]) -> None:
     """Every job in a process of its own on the GPU: they compile side by side and are timed one at a time.
 
-    Forked, and this process itself never touches the device. `note` gets every record as soon as it is there.
+    With `args.warm_only` they are not timed: what they compile stays in the compiler's cache on disk. Forked, and this
+    process itself never touches the device. `note` gets every record as soon as it is there.
     """
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // len(jobs))))
     context = multiprocessing.get_context("fork")
@@ -173,25 +175,40 @@ def _work(job: Job, args: argparse.Namespace, rounds: int, gate: Any, turn: Any,
         try:
             if not made:
                 made += [build(job.model, "cuda"), images(job.batch, 224, "cuda")]
-                compile_model(made[0], "no" if part == "growth" else args.compile)
-            if part in CALLS and args.compile == "blocks":
-                compile_blocks(*made, training=part == "training")
+                compile_model(made[0], "no" if part == "growth" else job.how)
+            if part in CALLS:
+                _warm_up(part, made[0], made[1], job.how)
             torch.cuda.empty_cache()
         except Exception as error:
             note(part or "nothing", error=first_line(error))
             failed = True
         seconds = time.monotonic() - started
+        if args.warm_only:
+            if not failed:
+                note(f"{part}, compiled", seconds_to_compile=seconds)
+            continue
         alone = _together(gate, args.compile_seconds)
         with turn:
             try:
                 if part is not None and not failed:
                     model, x = made
                     record = _grown(model, args) if part == "growth" else _timed(part, model, x, args)
-                    note(part, **record, seconds_to_compile=seconds, alone=alone, device=torch.cuda.get_device_name())
+                    about = {"compiled": job.how, "seconds_to_compile": seconds, "alone": alone}
+                    note(part, **record, **about, device=torch.cuda.get_device_name())
             except Exception as error:
                 note(part or "nothing", error=first_line(error))
             torch.cuda.empty_cache()
         _together(gate, args.compile_seconds)  # nobody compiles the next part while others are timed
+
+
+def _warm_up(part: str, model: nn.Module, x: Tensor, how: str) -> None:
+    """Compile what a part needs: blocks one by one; a whole model, which is one piece, by a call."""
+    model.train(part == "training")
+    if how == "blocks":
+        compile_blocks(model, x, training=part == "training")
+    elif how == "whole":
+        CALLS[part](model, x)()
+        torch.cuda.synchronize()
 
 
 def _together(gate: Any, seconds: float) -> bool:
@@ -238,27 +255,51 @@ def _kinds(model: nn.Module, x: Tensor, training: bool) -> list[tuple[nn.Module,
 
 
 def _timed(part: str, model: nn.Module, x: Tensor, args: argparse.Namespace) -> dict[str, Any]:
+    """Time of a call by the clock, launched and (`--graphs`) replayed, and of its kernels alone; memory at its peak."""
     model.train(part == "training")
     call = CALLS[part](model, x, args.graphs)
     started = time.monotonic()
     call()
     torch.cuda.synchronize()
     first = time.monotonic() - started
-    if args.graphs:
-        call = _graphed(call)
     torch.cuda.reset_peak_memory_stats()
-    milliseconds = cuda_ms(call, args.rounds)
+    call()
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    launched = cuda_ms(call, args.rounds)
+    kernels_ms, launches = _kernels(call)
+    replayed, graphs = launched, "no"
+    if args.graphs:
+        try:
+            replayed, graphs = cuda_ms(_graphed(call), args.rounds), "yes"
+        except Exception as error:  # the figures of launched calls stand
+            graphs = first_line(error)
     return {
-        "images_per_second": 1e3 * len(x) / milliseconds,
-        "milliseconds": milliseconds,
-        "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+        "images_per_second": 1e3 * len(x) / replayed,
+        "milliseconds": replayed,
+        "milliseconds_launched": launched,
+        "kernels_ms": kernels_ms,
+        "launches": launches,
+        "graphs": graphs,
+        "peak_gib": peak,
         "parameters": sum(p.numel() for p in model.parameters()),
         "seconds_of_first_call": first,
     }
 
 
+def _kernels(call: Call, calls: int = 3) -> tuple[float, float]:
+    """Milliseconds that the kernels of a call take by themselves, and how many there are."""
+    both = torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA
+    with torch.profiler.profile(activities=both) as profile:
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize()
+    found = [event for event in profile.key_averages() if event.device_type == torch.autograd.DeviceType.CUDA]
+    spent = sum(event.self_device_time_total for event in found) / 1e3
+    return spent / calls, sum(event.count for event in found) / calls
+
+
 def _graphed(call: Call) -> Call:
-    """The call as a CUDA graph that is replayed."""
+    """The call as a CUDA graph that is replayed; numbers drawn in it are new at every replay."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

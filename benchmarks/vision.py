@@ -5,6 +5,7 @@ alike, in one run.
     python benchmarks/vision.py --device cuda --out vision.json   # bfloat16, channels-last, compiled, batch 256
     python benchmarks/vision.py --device cuda --only inference training --models swin_tiny hcformer_tiny
     python benchmarks/vision.py --device cuda --only himapper     # added time at batch 64, inference and training
+    python benchmarks/vision.py --device cuda --warm-only         # compile all that the same without it would time
 
 `inference` and `training` give images per second and the ratio to swin_tiny (medium also to swin_small), on a GPU the
 peak memory too. `himapper` gives the time and the parameters that the mapper adds, as parts of the backbone's own.
@@ -15,9 +16,12 @@ its error and the others go on.
 
 On a GPU every model has a process of its own: all compile a part side by side, then they are timed one after the other
 with nothing else running, then comes the next part; `alone` says whether the others had indeed finished compiling.
-Compilation is block by block: blocks of one kind and shape share their code, so that a model of 24 blocks is ready
-after those of its four stages; each kind is compiled by itself on an input of its shape, which needs little memory.
-`--graphs` replays calls as CUDA graphs, for both sides.
+`--warm-only` compiles and times nothing; with TORCHINDUCTOR_CACHE_DIR set, a later run finds all in that folder.
+HCFormer and Swin are compiled block by block: blocks of one kind and shape share their code, so that a model of 24
+blocks is ready after those of its four stages; each kind is compiled by itself on an input of its shape, which needs
+little memory. What Hi-Mapper adds is small, so there both sides are compiled whole. `milliseconds` are those of calls
+replayed as CUDA graphs (`--no-graphs`: launched), `milliseconds_launched` those of launched calls, and `kernels_ms`
+what the kernels took by themselves, by torch.profiler.
 """
 
 from __future__ import annotations
@@ -89,7 +93,7 @@ class Results:
             "timm": timm.__version__,
             "precision": "bfloat16 autocast" if args.device == "cuda" else "float32",
             "batch": args.batch,
-            "compiled": args.compile,
+            "compiled": args.compile or "blocks; for himapper whole",
             "graphs": args.graphs,
         }
 
@@ -100,18 +104,20 @@ class Results:
             write_json(self.out, finite(self.all()))
 
     def all(self) -> dict[str, Any]:
+        """Ratios by the clock, and on a GPU by the time of the kernels alone, then every record."""
         found: dict[str, Any] = {}
         for part in CALLS:
-            times = {
-                (record["model"], record["batch"]): record["milliseconds"]
-                for record in self.records
-                if record.get("part") == part and "milliseconds" in record
-            }
-            found[part] = ratios({name: value for (name, batch), value in times.items() if batch == self.batch})
-            mapped = added({name: value for (name, batch), value in times.items() if batch == MAPPED_BATCH}, part)
-            if mapped:
-                found["himapper"] = found.get("himapper", added_parameters()) | mapped
+            for key, name in (("milliseconds", part), ("kernels_ms", f"{part}, kernels")):
+                own, mapped = self._times(part, key, self.batch), self._times(part, key, MAPPED_BATCH)
+                if ratio := ratios(own):
+                    found[name] = ratio
+                if extra := added(mapped, name):
+                    found["himapper"] = found.get("himapper", added_parameters()) | extra
         return self.about | found | {"records": self.records}
+
+    def _times(self, part: str, key: str, batch: int) -> dict[str, float]:
+        wanted = [r for r in self.records if r.get("part") == part and r.get("batch") == batch and key in r]
+        return {record["model"]: record[key] for record in wanted}
 
 
 def on_cpu(args: argparse.Namespace, results: Results) -> None:
@@ -149,10 +155,12 @@ def _take_turns(results: Results, part: str, models: Sequence[str], batch: int, 
 def jobs(args: argparse.Namespace) -> list[Job]:
     """One process for every model, and one for the growth with the size."""
     parts = [part for part in args.only if part in CALLS]
-    found = [Job(name, args.batch, tuple(parts)) for name in args.models if parts]
+    found = [Job(name, args.batch, tuple(parts), args.compile or "blocks") for name in args.models if parts]
     if "himapper" in args.only:
-        found += [Job(name, MAPPED_BATCH, tuple(CALLS)) for both in MAPPED.items() for name in both]
-    return found + [Job(GROWTH_MODEL, args.batch, ("growth",))] * ("growth" in args.only)
+        both = [name for pair in MAPPED.items() for name in pair]
+        found += [Job(name, MAPPED_BATCH, tuple(CALLS), args.compile or "whole") for name in both]
+    grows = "growth" in args.only and not args.warm_only  # it is not compiled
+    return found + [Job(GROWTH_MODEL, args.batch, ("growth",), "no")] * grows
 
 
 def main() -> None:
@@ -162,8 +170,13 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=(*REFERENCES, *OURS), default=None)
     parser.add_argument("--batch", type=int, default=None, help="images (default: 8 on a CPU, 256 on a GPU)")
     parser.add_argument("--rounds", type=int, default=None, help="timed calls of each (default: 5 on a CPU, 20)")
-    parser.add_argument("--compile", choices=("no", "blocks", "whole"), default=None, help="default: blocks on a GPU")
-    parser.add_argument("--graphs", action="store_true", help="replay calls as CUDA graphs (GPU)")
+    parser.add_argument(
+        "--compile", choices=("no", "blocks", "whole"), default=None, help="default: no on a CPU, else as said above"
+    )
+    parser.add_argument(
+        "--graphs", action=argparse.BooleanOptionalAction, default=None, help="replay CUDA graphs (default: on a GPU)"
+    )
+    parser.add_argument("--warm-only", action="store_true", help="compile everything and time nothing (GPU)")
     parser.add_argument("--compile-seconds", type=float, default=240.0, help="time the models anyway after this (GPU)")
     parser.add_argument("--seconds", type=float, default=480.0, help="stop what still runs after this long (GPU)")
     parser.add_argument("--out", type=Path, help="keep the result in this file")
@@ -173,7 +186,10 @@ def main() -> None:
     args.only = args.only or (list(PARTS) if cuda else ["inference"])
     args.batch = args.batch or (256 if cuda else 8)
     args.rounds = args.rounds or (20 if cuda else 5)
-    args.compile = args.compile or ("blocks" if cuda else "no")
+    if args.warm_only and not cuda:
+        parser.error("--warm-only needs --device cuda")
+    args.compile = args.compile or (None if cuda else "no")
+    args.graphs = cuda if args.graphs is None else args.graphs
     results = Results(args)
     if cuda:
         run_jobs(jobs(args), args, results.note)

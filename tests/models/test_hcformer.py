@@ -235,3 +235,41 @@ def test_assignments_are_those_of_the_forward_pass():
 def test_models_import_names_what_is_missing():
     with pytest.raises(AttributeError, match="no attribute 'HCFormr'"):
         leafward.models.HCFormr  # noqa: B018
+
+
+def test_layouts_are_made_once_for_a_size_and_serve_inference_and_training():
+    model = build()
+    small, large = images(32, 48), images(64, 48)
+    with torch.inference_mode():
+        first = model(small)
+    kept = [stage._last[1] for stage in model.stages]
+    model(small).sum().backward()
+    assert all(stage._last[1] is layout for stage, layout in zip(model.stages, kept, strict=True))
+    with torch.no_grad():
+        assert model(large).shape == (2, 7)
+        torch.testing.assert_close(model(small), first)
+
+
+def test_width_of_the_third_stage_is_aligned():
+    """The published 196 is no multiple of eight, which matrix products on a GPU are slow with."""
+    for name in NAMES:
+        with torch.device("meta"):
+            widths = timm.create_model(name, features_only=True).feature_info.channels()
+        assert all(width % 8 == 0 for width in widths)
+
+
+def test_feed_forward_keeps_one_hidden_layer():
+    """Of the units before and after GELU only the former stay for the way back; gradients are the usual ones."""
+    torch.manual_seed(0)
+    layer = leafward.models.hcformer.FeedForward(8, 64)
+    x = torch.randn(4, 8, requires_grad=True)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(tuple(t.shape)) or t, lambda t: t):
+        out = layer(x)
+    assert kept.count((4, 64)) == 1
+    plain = layer.fc2(torch.nn.functional.gelu(layer.fc1(x)))
+    torch.testing.assert_close(out, plain)
+    leaves = [x, *layer.parameters()]
+    torch.testing.assert_close(
+        torch.autograd.grad(out.square().sum(), leaves), torch.autograd.grad(plain.square().sum(), leaves)
+    )

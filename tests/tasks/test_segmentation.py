@@ -140,7 +140,7 @@ def test_sliding_equals_whole_for_a_model_without_context():
 
 
 def test_head_takes_odd_maps():
-    sizes = {32: (25, 17), 64: (13, 9), 196: (7, 5), 320: (4, 3)}
+    sizes = {32: (25, 17), 64: (13, 9), 200: (7, 5), 320: (4, 3)}
     head = SemanticFPN(tuple(sizes), 7).eval()
     assert head([torch.randn(1, c, *size) for c, size in sizes.items()]).shape == (1, 7, 25, 17)
 

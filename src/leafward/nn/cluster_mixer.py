@@ -6,6 +6,7 @@ centres; h heads of d channels.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 from leafward.errors import UsageError, nearest
 from leafward.geometry import Curvature
 from leafward.geometry.scalars import Curv, asinh, largest, norm, sqrt, unit, wide
-from leafward.nn.space import GEOMETRIES, positive
+from leafward.nn import kernels
+from leafward.nn.space import GEOMETRIES, positive, working_dtype
 
 WEIGHT_STD = 0.02  # of every linear map at the start, as in the published code
 _BIAS_WIDTH = 768
@@ -158,6 +160,30 @@ class Layout(NamedTuple):
         strips = columns @ x  # (B, H, k, C)
         return (rows @ strips.flatten(2)).unflatten(2, strips.shape[2:]).flatten(1, 2)
 
+    def pooled(self, x: Tensor) -> Tensor:
+        """Means over the windows and over the regions of the global centres, of a map without padding: (B, H, W, C) ->
+        (B, G + K, C). On a GPU means over axes take a pass each, where batches of small products take far longer."""
+        k = self.global_rows.shape[0]
+        if self.size[0] % k == 0 and self.size[1] % k == 0:
+            centres = _means(x, (k, k))
+        else:
+            members = _outer(self.global_rows, self.global_columns).to(x.dtype)
+            centres = torch.bmm(members.expand(x.shape[0], -1, -1), x.flatten(1, 2))
+        return torch.cat([_means(x, self.grid), centres.to(x.dtype)], dim=1)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """(B, H, W, ...) with windows and their tokens on axes of their own: (B, n, p, m, q, ...)."""
+        (n, m), (p, q) = self.grid, self.side
+        return x.unflatten(2, (m, q)).unflatten(1, (n, p))
+
+
+@functools.lru_cache(maxsize=16)
+def _kept_layout(
+    height: int, width: int, windows: Windows, centres: int, global_centres: int, device: torch.device
+) -> Layout:
+    with torch.inference_mode(False):  # what is made for inference could not serve training later
+        return Layout.of(height, width, windows, centres, global_centres, device)
+
 
 class _Axis:
     """One axis of a layout: `count` windows of `side` tokens, of which the last may be padded."""
@@ -194,6 +220,12 @@ def _outer(rows: Tensor, columns: Tensor) -> Tensor:
     return (rows[:, None, :, None] * columns[None, :, None, :]).flatten(2, 3).flatten(0, 1)
 
 
+def _means(x: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Means over n × m equal parts of a map: (B, H, W, C) -> (B, n·m, C)."""
+    (n, m), (height, width) = grid, x.shape[1:3]
+    return x.unflatten(2, (m, width // m)).unflatten(1, (n, height // n)).mean(dim=(2, 4)).flatten(1, 2)
+
+
 class OffsetBias(nn.Module):
     """A learned function of the offset between token and centre, one value per head: -> (h, N, M).
 
@@ -212,10 +244,25 @@ class OffsetBias(nn.Module):
         self.register_buffer("knots", torch.cartesian_prod(knots, knots), persistent=False)  # (R², 2)
 
     def forward(self, offsets: Offsets) -> Tensor:
-        values = self.outer(F.relu(self.inner(self.knots))).mT.unflatten(1, (_KNOTS, _KNOTS))  # (h, R, R)
+        with torch.autocast(self.knots.device.type, enabled=False):  # casts would take longer than the products
+            values, rows, columns = self._factors(offsets)
+            pairs = (rows @ values.unsqueeze(1)).unsqueeze(2) @ columns.mT  # (h, k, k, p, q)
+            return pairs.permute(0, 3, 4, 1, 2).flatten(3, 4).flatten(1, 2)
+
+    def table(self, offsets: Offsets) -> Tensor:
+        """The same with its axes apart, (h, k, p, k, q), in two products for sizes that are known; sizes that are not
+        (torch.export) cannot be taken apart again, and have the products of `forward`."""
+        with torch.autocast(self.knots.device.type, enabled=False):
+            values, rows, columns = self._factors(offsets)
+            across = values.flatten(0, 1) @ columns.flatten(0, 1).mT  # (h·R, k·q)
+            table = rows.flatten(0, 1) @ across.unflatten(0, (-1, _KNOTS))  # (h, k·p, k·q)
+            return table.unflatten(2, columns.shape[:2]).unflatten(1, rows.shape[:2])
+
+    def _factors(self, offsets: Offsets) -> tuple[Tensor, Tensor, Tensor]:
+        """Values at the knots (h, R, R), and the weights of rows and columns."""
+        values = self.outer.weight @ F.relu(self.inner(self.knots)).mT
         rows, columns = (weights.to(values.dtype) for weights in offsets)
-        pairs = (rows @ values.unsqueeze(1)).unsqueeze(2) @ columns.mT  # (h, k, k, p, q)
-        return pairs.permute(0, 3, 4, 1, 2).flatten(3, 4).flatten(1, 2)
+        return values.unflatten(1, (_KNOTS, _KNOTS)), rows, columns
 
 
 class CosineSimilarity(nn.Module):
@@ -224,6 +271,10 @@ class CosineSimilarity(nn.Module):
     def __init__(self, heads: int) -> None:
         super().__init__()
         self.log_alpha = nn.Parameter(torch.full((heads,), math.log(_FIRST_SHARPNESS["euclidean"])))
+
+    def scales(self) -> tuple[Tensor, None]:
+        """What `kernels.cluster_windows` takes: α, and nothing for the radius."""
+        return wide(self.log_alpha).exp(), None
 
     def forward(self, tokens: Tensor, centres: Tensor) -> Tensor:
         # Lengths scale the products instead of the vectors: (N, M) is smaller than (N, d).
@@ -255,6 +306,11 @@ class LorentzSimilarity(nn.Module):
     @property
     def c(self) -> float | Tensor:
         return self.fixed_curvature if self.curvature is None else self.curvature()
+
+    def scales(self) -> tuple[Tensor, Tensor]:
+        """What `kernels.cluster_windows` takes: 2α/√c and √c s."""
+        root = self.c**0.5
+        return 2.0 / root * wide(self.log_alpha).exp(), root * wide(self.log_scale).exp()
 
     def forward(self, tokens: Tensor, centres: Tensor) -> Tensor:
         scale, alpha = (wide(p).exp().view(-1, 1, 1) for p in (self.log_scale, self.log_alpha))
@@ -289,7 +345,10 @@ class Clustering(nn.Module):
     Both sums are batched matrix products.
     """
 
-    def __init__(self, dim: int, heads: int, head_dim: int, similarity: nn.Module) -> None:
+    similarity: CosineSimilarity | LorentzSimilarity
+    bias: OffsetBias
+
+    def __init__(self, dim: int, heads: int, head_dim: int, similarity: CosineSimilarity | LorentzSimilarity) -> None:
         super().__init__()
         self.heads, self.head_dim = heads, head_dim
         # Similarity features and values in one product; the norm before it brings the bias.
@@ -366,6 +425,7 @@ class ClusterMixer(nn.Module):
             similarity = LorentzSimilarity(dim, heads, head_dim, curvature, learn_curvature)
             return Clustering(dim, heads, head_dim, similarity)
 
+        kernels.prepare_vision()
         self.windows, self.centres, self.global_centres = windows, centres, global_centres
         self.patch_level = level("patch_geometry", patch_geometry)
         self.window_level = level("geometry", geometry) if global_centres else None
@@ -375,10 +435,14 @@ class ClusterMixer(nn.Module):
 
     def layout(self, height: int, width: int, device: torch.device) -> Layout:
         """The layout of H×W maps for `forward`; mixers with equal windows and centres can share one."""
-        return Layout.of(height, width, self.windows, self.centres, max(self.global_centres, 1), device)
+        arguments = height, width, self.windows, self.centres, max(self.global_centres, 1), device
+        # Kept between calls, unless someone traces this one: their tensors are not of ours.
+        if torch.compiler.is_compiling() or type(torch.empty(0, device=device)) is not Tensor:
+            return Layout.of(*arguments)
+        return _kept_layout(*arguments)
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        return self.mix(x, layout)[0]
+        return self._mix_by_kernels(x, layout) if self._kernels_serve(x, layout) else self.mix(x, layout)[0]
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, dict[str, Tensor]]:
         """The output, and the assignments that it was made with: "patch" (B, G, h, N, M), "window" (B, h, G, K)."""
@@ -393,3 +457,50 @@ class ClusterMixer(nn.Module):
             mixed = torch.cat([coarse.transpose(1, 2).expand_as(mixed), mixed], dim=3)
             assigned["window"] = window.squeeze(1)
         return layout.merge(self.proj(self.norm(mixed.flatten(3)))), assigned
+
+    def _kernels_serve(self, x: Tensor, layout: Layout) -> bool:
+        if layout.places is not None or not isinstance(self.patch_level.similarity, CosineSimilarity):
+            return False
+        if torch.compiler.is_exporting():  # what is exported shall run without Triton
+            return False
+        tokens = max(math.prod(layout.side), math.prod(layout.grid))
+        centres = max(self.centres, self.global_centres) ** 2
+        return kernels.cluster_fits(tokens, centres, self.patch_level.head_dim) and kernels.serve_vision(x)
+
+    def _mix_by_kernels(self, x: Tensor, layout: Layout) -> Tensor:
+        """The output of `mix`, from the map as it lies, without padding."""
+        x = x.to(working_dtype(x))
+        patch, window = self.patch_level, self.window_level
+        alpha, _ = patch.similarity.scales()
+        table = patch.bias.table(layout.offsets)
+        fine, sums = kernels.cluster_patches(patch.embed(x), alpha, table, layout.side, self.centres)
+        if window is None:
+            return self._project(fine, sums, None, layout)
+        both = window.embed(layout.pooled(x))
+        table = window.bias.table(layout.global_offsets)
+        return self._project(fine, sums, kernels.cluster_windows(both, *window.similarity.scales(), table), layout)
+
+    def _project(self, fine: Tensor, sums: Tensor, coarse: Tensor | None, layout: Layout) -> Tensor:
+        """proj(norm([g_W, g_P])) without the concatenation: (B, H, W, h·d), sums of g_P and g_P² (2, B, H, W),
+        (B, G, h·d) -> (B, H, W, C).
+
+        With W' = W diag(γ), mean μ and rate r = 1/√(σ² + ε): W (γ (g − μ) r + β) + b = r (W' g − μ W'1) + W β + b, and
+        W' g is a product with g_P on the map and one with g_W on the windows.
+        """
+        norm, width = self.norm, fine.shape[-1]
+        with torch.autocast(fine.device.type, enabled=False):
+            weight = self.proj.weight * norm.weight
+            constant = F.linear(norm.bias, self.proj.weight, self.proj.bias)
+        total, squares = (layout.spread(part) for part in sums)
+        product = F.linear(fine, weight[:, -width:].to(fine.dtype))
+        inner = layout.spread(product)
+        if coarse is not None:
+            windows = wide(coarse)
+            corner = (*layout.grid[:1], 1, *layout.grid[1:], 1)
+            total = total + windows.sum(dim=-1).unflatten(1, corner)
+            squares = squares + windows.square().sum(dim=-1).unflatten(1, corner)
+            inner = inner + F.linear(coarse, weight[:, :width].to(coarse.dtype)).unflatten(1, corner)
+        mean = total / weight.shape[1]
+        rate = torch.rsqrt((squares / weight.shape[1] - mean.square()).clamp_min(0.0) + norm.eps)
+        out = rate.unsqueeze(-1) * (inner - mean.unsqueeze(-1) * weight.sum(dim=1)) + constant
+        return out.to(product.dtype).view(product.shape)

@@ -25,20 +25,24 @@ class Attention(nn.Module):
         self.query, self.key_value, self.out = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None = None) -> Tensor:
-        query, key, value = self._split(x, memory)
+        return self.mix(x, self.key_value(memory), mask)
+
+    def mix(self, x: Tensor, pairs: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The same with keys and values (B, T, 2d) at hand."""
+        query, key, value = self._split(x, pairs)
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
     def weights(self, x: Tensor, memory: Tensor) -> Tensor:
         """The weights that `forward` mixes with, averaged over heads: (B, S, T)."""
-        query, key, _ = self._split(x, memory)
+        query, key, _ = self._split(x, self.key_value(memory))
         return (query @ key.mT * query.shape[-1] ** -0.5).float().softmax(dim=-1).mean(dim=1)
 
-    def _split(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _split(self, x: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values by heads: (B, h, S, d/h) and twice (B, h, T, d/h)."""
         query = self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        key, value = self.key_value(memory).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        return query.expand(len(memory), -1, -1, -1), key, value
+        key, value = pairs.unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return query.expand(len(pairs), -1, -1, -1), key, value
 
 
 def _mlp(dim: int, ratio: int = 4) -> nn.Sequential:
@@ -87,11 +91,18 @@ class Encoding(nn.Module):
 
     def forward(self, v: Tensor, nodes: Tensor) -> Tensor:
         """Global feature (B, V) and nodes (B, M, d) -> v^L (B, V)."""
-        x, nodes = self.enter(v)[:, None], self.node_norm(nodes)
+        x, pairs = self.enter(v)[:, None], self._pairs(self.node_norm(nodes))
         for level, (norm, attend, mlp) in enumerate(zip(self.norms, self.attend, self.mlps, strict=True)):
-            x = x + attend(norm(x), nodes[:, self.shape.level(level)])
+            x = x + attend.mix(norm(x), pairs[level][:, self.shape.level(level)])  # pyright: ignore[reportCallIssue]
             x = x + mlp(x)
         return self.leave(x[:, 0])
+
+    def _pairs(self, nodes: Tensor) -> tuple[Tensor, ...]:
+        """Keys and values of all nodes for every level, L times (B, M, 2d): one product, because a GPU pays these small
+        ones by the launch, and each level's own rows would be as many launches as levels."""
+        maps: list[nn.Linear] = [attend.key_value for attend in self.attend]  # pyright: ignore[reportAssignmentType]
+        weight, bias = (torch.cat([getattr(each, name) for each in maps]) for name in ("weight", "bias"))
+        return F.linear(nodes, weight, bias).chunk(len(maps), dim=-1)
 
 
 class HierarchyMapper(nn.Module):

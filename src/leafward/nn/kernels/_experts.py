@@ -142,7 +142,7 @@ def _(p, t, w, b, over, c, expert, ends):
 def expert_swiglu_backward(p, t, w, b, over, c, expert, dh, dt_h):
     p, t, w, b, over, c, dh, dt_h = (x.contiguous() for x in (p, t, w, b, over, c, dh, dt_h))
     dp, dt, dover, dc = _like_rows(p, t)
-    (block,), warps = tile(dh.shape[-1], share=256)
+    (block,), warps = tile(dh.shape[-1])
     sizes = {"CHUNK": _CHUNK, "HIDDEN": dh.shape[-1], "BLOCK": block, "num_warps": warps}
     grid = (triton.cdiv(len(p), _CHUNK),)
     _swiglu_back[grid](p, t, w, b, over, c, expert, dh, dt_h, dp, dt, dover, dc, len(p), **sizes)

@@ -70,8 +70,8 @@ def _backward(
         )  # fmt: skip
 
 
-def _sizes(cos: Tensor, heads: int, kv_heads: int, d: int, back: bool) -> dict[str, int]:
-    (tall, wide), warps = tile(heads, to_eights(d + 3), share=128 if back else 256)
+def _sizes(cos: Tensor, heads: int, kv_heads: int, d: int) -> dict[str, int]:
+    (tall, wide), warps = tile(heads, to_eights(d + 3), share=256)
     sizes = {"H": heads, "G": kv_heads, "D": d, "TURNING": 2 * cos.shape[-1], "WIDTH": to_eights(d + 3)}
     return sizes | {"TALL": tall, "WIDE": wide, "num_warps": warps}
 
@@ -86,7 +86,7 @@ def head_lanes(product, bias, t, time_weight, cos, sin, scale, heads, kv_heads, 
     product, t, cos, sin = (tensor.contiguous() for tensor in (product, t, cos, sin))
     outputs = _like(product, heads, kv_heads)
     length, width = product.shape[-2:]
-    sizes = _sizes(cos, heads, kv_heads, width // (heads + 2 * kv_heads), back=False)
+    sizes = _sizes(cos, heads, kv_heads, width // (heads + 2 * kv_heads))
     inputs = product, bias, t, time_weight, cos, sin, scale
     _forward[(t.numel(), 3)](*inputs, *outputs, *places(cos, length), width, c, **sizes)
     return outputs
@@ -117,7 +117,7 @@ def head_lanes_backward(q, k, v, dq, dk, dv, bias, t, time_weight, cos, sin, sca
     dp = q.new_empty(*q.shape[:2], width)
     dt, dscale = t.new_empty(3, rows), t.new_empty(rows)
     db, dw = t.new_empty(share, width), t.new_empty(share, width)
-    sizes = _sizes(cos, heads, kv_heads, width // (heads + 2 * kv_heads), back=True)
+    sizes = _sizes(cos, heads, kv_heads, width // (heads + 2 * kv_heads))
     inputs = q, k, v, dq, dk, dv, t, time_weight, cos, sin, scale
     _backward[(share, 3)](*inputs, dp, dt, dscale, db, dw, rows, *places(cos, length), width, **sizes)
     return (

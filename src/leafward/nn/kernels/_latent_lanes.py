@@ -73,12 +73,12 @@ def _backward(
         )  # fmt: skip
 
 
-def _sizes(cos: Tensor, heads: int, widths: tuple[int, int], rope: int, back: bool) -> dict[str, int]:
+def _sizes(cos: Tensor, heads: int, widths: tuple[int, int], rope: int) -> dict[str, int]:
     """`widths` of the products of queries and of latent points."""
     d = widths[0] // heads
     sizes = {"H": heads, "NOPE": d - rope, "D": d, "E": widths[1] // heads - d + rope, "TURNING": 2 * cos.shape[-1]}
     width = _lanes(heads, widths, rope)
-    (tall, wide), warps = tile(heads, width, share=128 if back else 256)
+    (tall, wide), warps = tile(heads, width, share=1024)
     return sizes | {"WIDTH": width, "TALL": tall, "WIDE": wide, "num_warps": warps}
 
 
@@ -103,7 +103,7 @@ def latent_lanes(
     product, t, latent_product, latent_t, k_rope, cos, sin = (tensor.contiguous() for tensor in whole)
     outputs = _like(product, latent_product, k_rope, heads)
     widths = product.shape[-1], latent_product.shape[-1]
-    sizes = _sizes(cos, heads, widths, k_rope.shape[-1], back=False)
+    sizes = _sizes(cos, heads, widths, k_rope.shape[-1])
     queries, latents = (product, bias, t, time_weight), (latent_product, latent_bias, latent_t, latent_time_weight)
     inputs = *queries, *latents, k_rope, cos, sin, scale
     _forward[(t.numel(), 3)](*inputs, *outputs, *places(cos, product.shape[1]), *widths, c, **sizes)
@@ -144,7 +144,7 @@ def latent_lanes_backward(
     dt, dscale = t.new_empty(3, rows), t.new_empty(rows)
     inputs = q, k, v, dq, dk, dv, t, time_weight, latent_t, latent_time_weight, cos, sin, scale
     outputs = dp, db, dw, dlatent_p, dlatent_b, dlatent_w, drope, dt, dscale
-    sizes = _sizes(cos, q.shape[2], widths, rope, back=True)
+    sizes = _sizes(cos, q.shape[2], widths, rope)
     _backward[(share, 3)](*inputs, *outputs, rows, *places(cos, q.shape[1]), *widths, **sizes)
     summed = [
         part.sum(dim=0).to(like.dtype).reshape(like.shape)

@@ -1,0 +1,309 @@
+"""Norm over all places and channels of an image, and the residual sum before it, for maps with channels last.
+
+    mean m and rate r = 1/√(variance + eps) of each image;   x̂ = r (x − m);   h = w x̂ + b;
+    back: ∂x = r (∂h w − mean(∂h w) − x̂ mean(∂h w x̂)), ∂w = Σ ∂h x̂, ∂b = Σ ∂h.
+
+An image is cut into tiles of `tile_rows` places. Each tile gives its own mean and sum of squares about it, which are
+put together by Chan's formula: no difference of large sums. The sum z = x + keep γ y takes its tile's part of them
+while z is at hand, so that the norm reads z once.
+"""
+
+# The kernels are written in Triton's language, which only looks like Python.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportIndexIssue=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from leafward.nn.kernels._launch import tile
+
+
+def tile_rows(width: int) -> int:
+    """Places of an image that one program takes; a power of two."""
+    return max(1, 8192 // max(128, triton.next_power_of_2(width)))
+
+
+@triton.jit
+def _tile(places, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Image, lanes, where a program's tile lies in a map, and which of it there is."""
+    image = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    lane = tl.arange(0, BLOCK)
+    at = (image * places + row)[:, None] * WIDTH + lane[None, :]
+    return image, lane, at, (row < places)[:, None] & (lane < WIDTH)[None, :]
+
+
+@triton.jit
+def _keep_tile_moments(x, inside, part_ptr, image, places, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+    """Mean and sum of squares about it of one tile."""
+    count = tl.minimum(places - tl.program_id(0) * ROWS, ROWS) * WIDTH
+    mean = tl.sum(tl.sum(tl.where(inside, x, 0.0), axis=1), axis=0) / count
+    away = tl.where(inside, x - mean, 0.0)
+    to = part_ptr + (image * tl.num_programs(0) + tl.program_id(0)) * 2
+    tl.store(to, mean)
+    tl.store(to + 1, tl.sum(tl.sum(away * away, axis=1), axis=0))
+
+
+@triton.jit
+def _tile_moments(x_ptr, part_ptr, places, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    image, _, at, inside = _tile(places, WIDTH, ROWS, BLOCK)
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    _keep_tile_moments(x, inside, part_ptr, image, places, WIDTH, ROWS)
+
+
+@triton.jit
+def _add(
+    x_ptr, y_ptr, gamma_ptr, keep_ptr, z_ptr, part_ptr, places,
+    KEEP: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    image, lane, at, inside = _tile(places, WIDTH, ROWS, BLOCK)
+    scale = tl.load(gamma_ptr + lane, mask=lane < WIDTH, other=0.0).to(tl.float32)
+    if KEEP:
+        scale *= tl.load(keep_ptr + image).to(tl.float32)
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    y = tl.load(y_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    z = (x + scale[None, :] * y).to(z_ptr.dtype.element_ty)
+    tl.store(z_ptr + at, z, mask=inside)
+    _keep_tile_moments(z.to(tl.float32), inside, part_ptr, image, places, WIDTH, ROWS)
+
+
+@triton.jit
+def _join(part_ptr, moments_ptr, places, tiles, eps, WIDTH: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr):
+    """Moments of an image from those of its tiles."""
+    image = tl.program_id(0).to(tl.int64)
+    index = tl.arange(0, TILES)
+    here = index < tiles
+    at = part_ptr + (image * tiles + index) * 2
+    mean = tl.load(at, mask=here, other=0.0)
+    squares = tl.load(at + 1, mask=here, other=0.0)
+    count = tl.where(here, tl.minimum(places - index * ROWS, ROWS), 0).to(tl.float32)
+    middle = tl.sum(count * mean, axis=0) / places
+    squares += count * WIDTH * (mean - middle) * (mean - middle)
+    tl.store(moments_ptr + image * 2, middle)
+    tl.store(moments_ptr + image * 2 + 1, 1.0 / tl.sqrt(tl.sum(squares, axis=0) / WIDTH / places + eps))
+
+
+@triton.jit
+def _apply(
+    x_ptr, moments_ptr, w_ptr, b_ptr, h_ptr, places, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    image, lane, at, inside = _tile(places, WIDTH, ROWS, BLOCK)
+    mean, rate = tl.load(moments_ptr + image * 2), tl.load(moments_ptr + image * 2 + 1)
+    w = tl.load(w_ptr + lane, mask=lane < WIDTH, other=0.0).to(tl.float32)
+    b = tl.load(b_ptr + lane, mask=lane < WIDTH, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    h = (x - mean) * (rate * w)[None, :] + b[None, :]
+    tl.store(h_ptr + at, h.to(h_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _sums(
+    x_ptr, moments_ptr, w_ptr, dh_ptr, part_ptr, dw_ptr, db_ptr, places,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """What a tile adds to Σ ∂h w and Σ ∂h w x̂ of its image, and to the gradients of w and b."""
+    image, lane, at, inside = _tile(places, WIDTH, ROWS, BLOCK)
+    mean, rate = tl.load(moments_ptr + image * 2), tl.load(moments_ptr + image * 2 + 1)
+    w = tl.load(w_ptr + lane, mask=lane < WIDTH, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    dh = tl.load(dh_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    db = tl.sum(dh, axis=0)
+    dw = tl.sum(dh * ((x - mean) * rate), axis=0)
+    program = image * tl.num_programs(0) + tl.program_id(0)
+    tl.store(part_ptr + program * 2, tl.sum(db * w, axis=0))
+    tl.store(part_ptr + program * 2 + 1, tl.sum(dw * w, axis=0))
+    tl.store(dw_ptr + program * WIDTH + lane, dw, mask=lane < WIDTH)
+    tl.store(db_ptr + program * WIDTH + lane, db, mask=lane < WIDTH)
+
+
+@triton.jit
+def _backward(
+    x_ptr, moments_ptr, w_ptr, dh_ptr, part_ptr, dz_ptr, dx_ptr, places, tiles,
+    ADD: tl.constexpr, TILES: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    image, lane, at, inside = _tile(places, WIDTH, ROWS, BLOCK)
+    mean, rate = tl.load(moments_ptr + image * 2), tl.load(moments_ptr + image * 2 + 1)
+    index = tl.arange(0, TILES)
+    part = part_ptr + (image * tiles + index) * 2
+    pull = tl.sum(tl.load(part, mask=index < tiles, other=0.0), axis=0) / places / WIDTH
+    turn = tl.sum(tl.load(part + 1, mask=index < tiles, other=0.0), axis=0) / places / WIDTH
+    w = tl.load(w_ptr + lane, mask=lane < WIDTH, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    dh = tl.load(dh_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    dx = rate * (dh * w[None, :] - pull - (x - mean) * rate * turn)
+    if ADD:
+        dx += tl.load(dz_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _add_backward(
+    y_ptr, gamma_ptr, keep_ptr, dz_ptr, dy_ptr, dgamma_ptr, places,
+    KEEP: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    image, lane, at, inside = _tile(places, WIDTH, ROWS, BLOCK)
+    gamma = tl.load(gamma_ptr + lane, mask=lane < WIDTH, other=0.0).to(tl.float32)
+    dz = tl.load(dz_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    if KEEP:
+        dz *= tl.load(keep_ptr + image).to(tl.float32)
+    y = tl.load(y_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(dy_ptr + at, (gamma[None, :] * dz).to(dy_ptr.dtype.element_ty), mask=inside)
+    program = image * tl.num_programs(0) + tl.program_id(0)
+    tl.store(dgamma_ptr + program * WIDTH + lane, tl.sum(dz * y, axis=0), mask=lane < WIDTH)
+
+
+class Tiles:
+    """How a map (B, ..., C) is cut, and what every kernel on its tiles is launched with."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.images, self.width = x.shape[0], x.shape[-1]
+        self.places = x[0].numel() // self.width
+        rows = tile_rows(self.width)
+        self.count = triton.cdiv(self.places, rows)
+        self.grid = self.count, self.images
+        (_, block), warps = tile(rows, self.width)
+        self.sizes = {"WIDTH": self.width, "ROWS": rows, "BLOCK": block}
+        self.warps = {"num_warps": min(8, warps)}
+        self.all = {"TILES": triton.next_power_of_2(self.count)}
+
+    def parts(self, like: Tensor, *columns: int) -> list[Tensor]:
+        """Room in float32 for numbers that every tile gives."""
+        programs = self.images * self.count
+        return [like.new_empty(programs, column, dtype=torch.float32) for column in columns]
+
+    def join(self, part: Tensor, eps: float) -> Tensor:
+        moments = part.new_empty(self.images, 2)
+        sizes = {"WIDTH": self.width, "ROWS": self.sizes["ROWS"]} | self.all
+        _join[(self.images,)](part, moments, self.places, self.count, eps, num_warps=1, **sizes)
+        return moments
+
+
+@torch.library.custom_op("leafward::image_moments", mutates_args=(), schema="(Tensor x, float eps) -> Tensor")
+def image_moments(x, eps):
+    x = x.contiguous()
+    tiles = Tiles(x)
+    (part,) = tiles.parts(x, 2)
+    _tile_moments[tiles.grid](x, part, tiles.places, **tiles.sizes, **tiles.warps)
+    return tiles.join(part, eps)
+
+
+@image_moments.register_fake
+def _(x, eps):
+    return x.new_empty(x.shape[0], 2, dtype=torch.float32)
+
+
+def _no_gradient(ctx, grad):
+    """The gradient through the moments is part of the norm's own."""
+    return None, None
+
+
+image_moments.register_autograd(_no_gradient)
+
+
+@torch.library.custom_op(
+    "leafward::image_norm",
+    mutates_args=(),
+    schema="(Tensor x, Tensor moments, Tensor weight, Tensor bias, ScalarType dtype) -> Tensor",
+)
+def image_norm(x, moments, weight, bias, dtype):
+    x = x.contiguous()
+    tiles, h = Tiles(x), torch.empty_like(x, dtype=dtype)
+    _apply[tiles.grid](x, moments, weight, bias, h, tiles.places, **tiles.sizes, **tiles.warps)
+    return h
+
+
+@image_norm.register_fake
+def _(x, moments, weight, bias, dtype):
+    return x.new_empty(x.shape, dtype=dtype)
+
+
+@torch.library.custom_op(
+    "leafward::image_norm_backward",
+    mutates_args=(),
+    schema="(Tensor x, Tensor moments, Tensor weight, Tensor dh) -> (Tensor, Tensor, Tensor)",
+)
+def image_norm_backward(x, moments, weight, dh):
+    return norm_backward(x.contiguous(), moments, weight, dh.contiguous(), None)
+
+
+def norm_backward(x: Tensor, moments: Tensor, weight: Tensor, dh: Tensor, dz: Tensor | None) -> tuple[Tensor, ...]:
+    """Gradients of x, weight and bias; `dz` is what reaches x beside the norm."""
+    tiles, dx = Tiles(x), torch.empty_like(x)
+    part, dw, db = tiles.parts(x, 2, tiles.width, tiles.width)
+    _sums[tiles.grid](x, moments, weight, dh, part, dw, db, tiles.places, **tiles.sizes, **tiles.warps)
+    sizes = tiles.sizes | tiles.all | tiles.warps
+    _backward[tiles.grid](x, moments, weight, dh, part, dz, dx, tiles.places, tiles.count, ADD=dz is not None, **sizes)
+    return dx, dw.sum(dim=0).to(weight.dtype), db.sum(dim=0).to(weight.dtype)
+
+
+@image_norm_backward.register_fake
+def _(x, moments, weight, dh):
+    return x.new_empty(x.shape), torch.empty_like(weight), torch.empty_like(weight)
+
+
+def _norm_setup(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs[:3])
+
+
+def _norm_gradient(ctx, dh):
+    dx, dw, db = torch.ops.leafward.image_norm_backward(*ctx.saved_tensors, dh)
+    return dx, None, dw, db, None
+
+
+image_norm.register_autograd(_norm_gradient, setup_context=_norm_setup)
+
+
+@torch.library.custom_op(
+    "leafward::scaled_add",
+    mutates_args=(),
+    schema="(Tensor x, Tensor y, Tensor gamma, Tensor? keep, float eps) -> (Tensor, Tensor)",
+)
+def scaled_add(x, y, gamma, keep, eps):
+    x, y = x.contiguous(), y.contiguous()
+    tiles, z = Tiles(x), torch.empty_like(x, dtype=torch.promote_types(x.dtype, gamma.dtype))
+    (part,) = tiles.parts(x, 2)
+    sizes = tiles.sizes | tiles.warps
+    _add[tiles.grid](x, y, gamma, keep, z, part, tiles.places, KEEP=keep is not None, **sizes)
+    return z, tiles.join(part, eps)
+
+
+@scaled_add.register_fake
+def _(x, y, gamma, keep, eps):
+    z = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, gamma.dtype))
+    return z, x.new_empty(x.shape[0], 2, dtype=torch.float32)
+
+
+@torch.library.custom_op(
+    "leafward::scaled_add_backward",
+    mutates_args=(),
+    schema="(Tensor y, Tensor gamma, Tensor? keep, Tensor dz) -> (Tensor, Tensor)",
+)
+def scaled_add_backward(y, gamma, keep, dz):
+    y, dz = y.contiguous(), dz.contiguous()
+    tiles, dy = Tiles(y), torch.empty_like(y)
+    (dgamma,) = tiles.parts(y, tiles.width)
+    sizes = tiles.sizes | tiles.warps
+    _add_backward[tiles.grid](y, gamma, keep, dz, dy, dgamma, tiles.places, KEEP=keep is not None, **sizes)
+    return dy, dgamma.sum(dim=0).to(gamma.dtype)
+
+
+@scaled_add_backward.register_fake
+def _(y, gamma, keep, dz):
+    return y.new_empty(y.shape), torch.empty_like(gamma)
+
+
+def _add_setup(ctx, inputs, output) -> None:
+    x, y, gamma, keep, _ = inputs
+    ctx.x_type = x.dtype
+    ctx.save_for_backward(y, gamma, keep)
+
+
+def _add_gradient(ctx, dz, _):
+    dy, dgamma = torch.ops.leafward.scaled_add_backward(*ctx.saved_tensors, dz)
+    return dz.to(ctx.x_type), dy, dgamma, None, None
+
+
+scaled_add.register_autograd(_add_gradient, setup_context=_add_setup)

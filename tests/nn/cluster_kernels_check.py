@@ -1,0 +1,169 @@
+"""The kernels of the cluster mixer against plain torch in float64, as a program: on the CPU Triton's interpreter must
+be chosen before it is imported.
+
+TRITON_INTERPRET=1 python cluster_kernels_check.py cpu
+"""
+
+import sys
+
+import timm
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import leafward.models.hcformer  # noqa: F401  (registers the models)
+from leafward.nn import kernels
+from leafward.nn.cluster_mixer import ClusterMixer, Windows
+
+DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cpu"
+STAGES = (  # windows, centres, global centres, size of the map: as in HCFormer's four stages, and what they leave out
+    (Windows(side=8), 4, 4, (8, 16)),  # N = 64, M = 16
+    (Windows(side=4), 2, 4, (12, 4)),  # N = 16, M = 4: four windows to a tile, over the end of an image
+    (Windows(count=2), 4, 4, (14, 14)),  # N = 49: padded tile, centres that overlap, global regions too
+    (Windows(count=1), 4, 0, (7, 7)),  # no window level
+    (Windows(count=2), 3, 2, (10, 6)),  # windows that are not square, M = 9: padded centres
+)
+
+
+def error(ours: Tensor, exact: Tensor) -> float:
+    return ((ours.double() - exact).norm() / exact.norm()).item()
+
+
+def mixer(stage: int, geometry: str = "lorentz", heads: int = 2, head_dim: int = 6, **changes) -> ClusterMixer:
+    windows, centres, global_centres, _ = STAGES[stage]
+    module = ClusterMixer(20, heads, head_dim, windows, centres, global_centres, geometry, **changes).to(DEVICE)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return module
+
+
+def results(module: ClusterMixer, x: Tensor, seed: Tensor) -> list[Tensor]:
+    """Output and all gradients."""
+    module.zero_grad()
+    leaf = x.detach().clone().requires_grad_()
+    out = module(leaf, module.layout(*x.shape[1:3], x.device))
+    (out * seed.to(out.dtype)).sum().backward()
+    grads = [leaf.grad, *(parameter.grad for parameter in module.parameters())]
+    return [out.detach(), *(grad.clone() for grad in grads)]
+
+
+def served() -> int:
+    """Calls of the kernels until now."""
+    return len(_CALLS)
+
+
+_CALLS: list[None] = []
+_patches = kernels.cluster_patches
+
+
+def _counted(*arguments) -> tuple[Tensor, Tensor]:
+    _CALLS.append(None)
+    return _patches(*arguments)
+
+
+kernels.cluster_patches = _counted
+
+
+def layers() -> None:
+    """Every stage, both geometries, in float32 against float64, forward and backward."""
+    for stage, (*_, size) in enumerate(STAGES):
+        for geometry in ("lorentz", "euclidean"):
+            module = mixer(stage, geometry, curvature=0.7, learn_curvature=True)
+            x = torch.randn(2, *size, 20, device=DEVICE)
+            seed = torch.randn_like(x)
+            kernels.use("triton")
+            before = served()
+            ours = results(module, x, seed)
+            assert served() == before + 1
+            kernels.use("torch")
+            plain = results(module, x, seed)
+            exact = results(module.double(), x.double(), seed)
+            assert served() == before + 1
+            names = ["out", "x", *(name for name, _ in module.named_parameters())]
+            # Some gradients are small rests of large terms, in plain float32 too; a GPU's exponentials are less exact.
+            factor, least = (5.0, 2e-6) if DEVICE == "cpu" else (20.0, 5e-5)
+            for name, one, two, true in zip(names, ours, plain, exact, strict=True):
+                found = error(one, true), error(two, true)
+                assert found[0] < factor * found[1] + least, (stage, geometry, name, found)
+
+
+def close_points() -> None:
+    """Windows that nearly agree: angles of 1e-4, where 1 − cos θ has no digits left in float32. And zero vectors."""
+    module = mixer(0)
+    base = torch.randn(20, device=DEVICE)
+    x = (base + 1e-4 * torch.randn(1, 8, 16, 20, device=DEVICE)).contiguous()
+    seed = torch.randn_like(x)
+    kernels.use("triton")
+    ours = results(module, x, seed)
+    flat = results(module, torch.zeros_like(x), seed)
+    assert all(tensor.isfinite().all() for tensor in flat)
+    kernels.use("torch")
+    exact = results(module.double(), x.double(), seed)
+    assert error(ours[0], exact[0]) < 1e-4, error(ours[0], exact[0])
+
+
+def half() -> None:
+    """Autocast: output in the half type, as near to float64 as plain torch is."""
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter has no bfloat16
+    for stage, (*_, size) in enumerate(STAGES[:4]):
+        module = mixer(stage, heads=3, head_dim=24)
+        x = torch.randn(1, *size, 20, device=DEVICE)
+        seed = torch.randn_like(x)
+        found = []
+        for which in ("triton", "torch"):
+            kernels.use(which)
+            with torch.autocast(DEVICE, dtype):
+                found.append(results(module, x, seed))
+            assert found[-1][0].dtype == dtype
+        kernels.use("torch")
+        exact = results(module.double(), x.double(), seed)
+        for name, ours, plain, true in zip(range(len(exact)), *found, exact, strict=True):
+            assert error(ours, true) < 1.5 * error(plain, true) + 2e-3, (stage, name, error(ours, true))
+
+
+def compiled() -> None:
+    """In a whole graph and under gradient checkpointing: what the kernels give as they are."""
+    kernels.use("triton")
+    backend = "inductor" if DEVICE == "cuda" else "aot_eager"
+    for stage in (0, 3):
+        module = mixer(stage)
+        x = torch.randn(1, *STAGES[stage][-1], 20, device=DEVICE)
+        seed = torch.randn_like(x)
+        torch._dynamo.reset()
+        plain, forward = results(module, x, seed), module.forward
+        for call in (
+            torch.compile(forward, fullgraph=True, backend=backend),
+            lambda x, layout, forward=forward: checkpoint(forward, x, layout, use_reentrant=False),
+        ):
+            module.forward = call
+            for one, two in zip(results(module, x, seed), plain, strict=True):
+                assert error(one, two.double()) < 1e-5, (stage, error(one, two.double()))
+
+
+def model() -> None:
+    """A whole model at its real size, compiled, in bfloat16: the same loss and gradients with kernels and without."""
+    net = timm.create_model("hcformer_tiny", depths=(1, 1, 1, 1), num_classes=5, init_values=0.5).to(DEVICE).train()
+    x = torch.randn(4, 3, 224, 224, device=DEVICE)
+
+    def loss(x: Tensor) -> Tensor:
+        with torch.autocast(DEVICE, torch.bfloat16):
+            return net(x).float().square().sum()
+
+    outcomes = []
+    for which in ("torch", "triton", "compiled"):
+        kernels.use("torch" if which == "torch" else "triton")
+        torch._dynamo.reset()
+        value = (torch.compile(loss, fullgraph=True) if which == "compiled" else loss)(x)
+        grads = torch.autograd.grad(value, list(net.parameters()))
+        outcomes.append((value, torch.cat([g.flatten() for g in grads])))
+    for value, grads in outcomes[1:]:
+        assert error(value, outcomes[0][0].double()) < 2e-2
+        assert error(grads, outcomes[0][1].double()) < 5e-2, error(grads, outcomes[0][1].double())
+
+
+if __name__ == "__main__":
+    for check in (layers, close_points, half, compiled, *((model,) if DEVICE == "cuda" else ())):
+        torch.manual_seed(0)
+        check()
+        print(check.__name__, "ok", flush=True)
