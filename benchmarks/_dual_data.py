@@ -6,6 +6,7 @@ the bytes of all pictures in a row, smaller and fewer, so that a set travels in 
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -228,8 +229,13 @@ def decoded(parts: Sequence[bytes], size: tuple[int, int], device: str, mask: bo
 
 def normalised(images: Tensor) -> Tensor:
     """Bytes (N, 3, H, W) as CLIP's pixels."""
-    mean, std = (torch.tensor(values, device=images.device).view(3, 1, 1) for values in (MEAN, STD))
+    mean, std = _moments(images.device)
     return (images.float() / 255.0 - mean) / std
+
+
+@functools.cache  # to bring them to a GPU at every step would wait for it
+def _moments(device: torch.device) -> tuple[Tensor, ...]:
+    return tuple(torch.tensor(values, device=device).view(3, 1, 1) for values in (MEAN, STD))
 
 
 def crops(images: Tensor, size: int, low: float, masks: Tensor | None = None) -> tuple[Tensor, Tensor | None]:

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from transformers import AutoModel, AutoTokenizer, CLIPConfig, CLIPModel
 
 from _dual_data import TRAIN, VALIDATION, crops, decoded, load, normalised
+from _steps import Steps
 from leafward.adapters.encoders import HuggingFaceEncoder, SentenceEncoder, load_encoder
 from leafward.files import write_json
 from leafward.recipes import hyperclip
@@ -31,6 +32,8 @@ BLOCK, OFT_BLOCK, RANK = 64, 128, 32
 """Free blocks of 64, orthogonal ones of 128 and rank 32 have nearly as many parameters."""
 NORM = 3.0
 """Mean norm of the features of either side once trained: where a Lorentz distance is neither flat nor all radius."""
+NAMED, TOLD = 192, 64
+"""Pictures with names and with captions in a batch of `pretrain`."""
 WEIGHTS = "model.safetensors"
 
 
@@ -46,7 +49,9 @@ class MiniClip(CLIPModel):
 
 
 def pooled(text: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    states = text(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+    # For every pair of places: of a mask of places the library would look at the values at every step.
+    pairs = attention_mask[:, None, None, :].bool().expand(-1, 1, input_ids.shape[1], -1)
+    states = text(input_ids=input_ids, attention_mask=pairs).last_hidden_state
     mask = attention_mask.unsqueeze(-1).to(states.dtype)
     return (states * mask).sum(dim=1) / mask.sum(dim=1)
 
@@ -83,7 +88,14 @@ def adapt(model: nn.Module, method: str, seed: int) -> int:
 
 
 def pretrain(
-    data: Path, minilm: Path, out: Path, device: str, steps: int, seconds: float, most: int | None = None
+    data: Path,
+    minilm: Path,
+    out: Path,
+    device: str,
+    steps: int,
+    seconds: float,
+    most: int | None = None,
+    record: bool = False,
 ) -> dict[str, Any]:
     """Train the image tower and both projections, on the first `most` of each set; weights and scores go to `out`."""
     torch.manual_seed(0)
@@ -102,21 +114,24 @@ def pretrain(
     scale = nn.Parameter(torch.tensor(math.log(10.0), device=device))
     everyone = torch.arange(len(photos), device=device)
 
-    def loss() -> Tensor:
-        one = rows[torch.randint(len(rows), (192,), device=device)]
-        two = everyone[torch.randperm(len(photos), device=device)[:64]]
+    def batch(_: int) -> tuple[Tensor, ...]:
+        one = rows[torch.randint(len(rows), (NAMED,), device=device)]
+        two = everyone[torch.randperm(len(photos), device=device)[:TOLD]]
         level = torch.randint(captions.shape[1], (len(two),), device=device)
         pixels = torch.cat([crops(pictures[one], SIDE, 0.5)[0], crops(photos[two], SIDE, 0.5)[0]])
+        return pixels, labels[one], captions[two, level]
+
+    def loss(pixels: Tensor, label: Tensor, told: Tensor) -> Tensor:
         image = F.normalize(encoder._image(pixels).float(), dim=-1)
-        text = F.normalize(model.text_projection(torch.cat([names, captions[two, level]])).float(), dim=-1)
+        text = F.normalize(model.text_projection(torch.cat([names, told])).float(), dim=-1)
         logits = scale.exp().clamp(max=100.0) * image @ text.mT
-        class_part = F.cross_entropy(logits[: len(one), : len(names)], labels[one], label_smoothing=0.1)
-        pairs = logits[len(one) :, len(names) :]
-        own = torch.arange(len(two), device=device)
+        class_part = F.cross_entropy(logits[: len(label), : len(names)], label, label_smoothing=0.1)
+        pairs = logits[len(label) :, len(names) :]
+        own = torch.arange(len(told), device=device)
         return class_part + 0.25 * (F.cross_entropy(pairs, own) + F.cross_entropy(pairs.mT, own))
 
     groups = [{"params": [p for p in model.parameters() if p.requires_grad] + [scale], "lr": 1e-3}]
-    taken = descend(loss, groups, steps, device, seconds=seconds, weight_decay=0.05)
+    taken = descend(batch, loss, groups, steps, device, seconds=seconds, weight_decay=0.05, record=record)
     with torch.no_grad():
         image = encoder._image(normalised(pictures[held])).float()
         text = model.text_projection(names)
@@ -151,33 +166,32 @@ def open_text(minilm: Path, device: str) -> SentenceEncoder:
 
 
 def descend(
-    loss: Callable[[], Tensor],
+    batch: Callable[[int], tuple[Tensor, ...]],
+    loss: Callable[..., Tensor],
     groups: list[dict[str, Any]],
     steps: int,
     device: str,
     *,
     seconds: float = math.inf,
     weight_decay: float = 1e-4,
+    record: bool = False,
 ) -> int:
     """AdamW with a tenth of warm-up and a cosine to zero, in bfloat16 on a GPU; how many steps were taken.
 
-    The schedule follows the steps or the time, whichever is further on, and so ends well when the time runs out.
+    `loss` is a function of what `batch` gives for a step; with `record` it is recorded (see `Steps`). The schedule
+    follows the steps or the time, whichever is further on, and so ends well when the time runs out.
     """
-    optimizer = torch.optim.AdamW(groups, weight_decay=weight_decay, betas=(0.9, 0.98))
-    peaks = [group["lr"] for group in optimizer.param_groups]
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+    def mixed(*tensors: Tensor) -> Tensor:
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            return loss(*tensors)
+
+    take = Steps(mixed, groups, weight_decay=weight_decay, betas=(0.9, 0.98), record=record)
     began = time.perf_counter()
     for step in range(steps):
         done = max(step / steps, (time.perf_counter() - began) / seconds)
         if done >= 1.0:
             return step
         factor = min(1.0, (step + 1) / max(1, steps // 10)) * 0.5 * (1.0 + math.cos(math.pi * done))
-        for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-            group["lr"] = peak * factor
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            value = loss()
-        optimizer.zero_grad()
-        value.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
+        take(factor, *batch(step))
     return steps

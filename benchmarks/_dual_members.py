@@ -6,6 +6,7 @@ first seed at least) and `test`.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
@@ -13,11 +14,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from _timing import markdown
+import torch
+
+from _timing import first_line, markdown
+from leafward.files import write_json
 from leafward.intervals import mean_interval
 
 METHODS = ("frozen", "block-scale", "lora", "orthogonal", "attention", "full")
-SCORES = ("cosine", "lorentz")
+SCORES = ("cosine", "lorentz", "euclidean")
+"""The cosine, the Lorentz distance, and its flat twin, the Euclidean distance."""
+UNRECORDED = "orthogonal"
+"""The method whose steps cannot be recorded: solving linear equations looks at values."""
 Member = dict[str, Any]
 Rates = Callable[[str], Sequence[float | None]]
 
@@ -27,16 +34,26 @@ def plan(
 ) -> Iterator[tuple[str, Any, int, float | None]]:
     """Method, score, seed, rate: all rates with the first seed, then the other seeds at the best by `key`.
 
-    `members` is what has been trained so far. A method without rates is not trained, and has no other seeds.
+    `members` is what has been trained so far, and left out. A method without rates is not trained, and has no other
+    seeds.
     """
     pairs = [(method, score) for score in scores for method in methods]
+
+    def missing(*wanted: Any) -> bool:
+        return all(tuple(m[name] for name in ("method", "score", "seed", "rate")) != wanted for m in members)
+
     for method, score in pairs:
         for rate in rates(method) or [None]:
-            yield method, score, 0, rate
+            if missing(method, score, 0, rate):
+                yield method, score, 0, rate
     for seed in range(1, seeds):
         for method, score in pairs:
-            if rates(method):
-                yield method, score, seed, best_rate(members, method, score, key)
+            tried = any((m["method"], m["score"], m["seed"]) == (method, score, 0) for m in members)
+            if not rates(method) or not tried:
+                continue
+            rate = best_rate(members, method, score, key)
+            if missing(method, score, seed, rate):
+                yield method, score, seed, rate
 
 
 def best_rate(members: Sequence[Member], method: str, score: str, key: str) -> float | None:
@@ -61,7 +78,7 @@ def tables(members: Sequence[Member], part: str, keys: Sequence[str], key: str) 
         values.append([method, score, f"{seeds[0]['trainable']:,}", rate, *cells, str(len(seeds))])
     differences = []
     against = [(("block-scale", score), (method, score)) for score in SCORES for method in METHODS]
-    against += [((method, "lorentz"), (method, "cosine")) for method in METHODS]
+    against += [((method, "lorentz"), (method, other)) for other in ("cosine", "euclidean") for method in METHODS]
     for one, two in against:
         both = sorted(set(chosen.get(one, {})) & set(chosen.get(two, {})))
         if one != two and both:
@@ -80,6 +97,47 @@ def spread(values: Sequence[float], sign: str = "") -> str:
 def read_members(files: Sequence[Path]) -> list[Member]:
     """The members of several result files."""
     return [member for file in files for member in json.loads(file.read_text(encoding="utf-8"))["members"]]
+
+
+def train_all(
+    args: argparse.Namespace,
+    order: Iterator[tuple[str, Any, int, Any]],
+    train: Callable[..., Member],
+    members: list[Member],
+    device: str,
+) -> None:
+    """Train what `order` names for --seconds; each result is written at once, and a failure keeps no other away.
+
+    `train` takes method, score, seed, rate and whether steps are to be recorded (not with --eager).
+    """
+    began, failures = time.perf_counter(), 0
+    name = torch.cuda.get_device_name() if device == "cuda" else device
+    for method, score, seed, rate in order:
+        if time.perf_counter() - began > args.seconds:
+            break
+        record = device == "cuda" and not args.eager and method != UNRECORDED
+        try:
+            member = train(method, score, seed, rate, record)
+        except Exception as error:
+            failures += 1
+            log(began, f"{method} {score} {seed} {rate}: {first_line(error)}")
+            continue
+        members.append(member)
+        log(began, json.dumps(member))
+        if args.out is not None:
+            write_json(args.out, {"device": name, "members": members})
+    if failures:
+        raise SystemExit(f"{failures} members failed")
+
+
+def curvature(score: str, c: float) -> tuple[Any, float | None]:
+    """The score of `leafward.adapters.scores` and its curvature; without one, Lorentz distances are Euclidean."""
+    return ("lorentz", None) if score == "euclidean" else (score, c)
+
+
+def earlier(file: Path | None) -> list[Member]:
+    """What a result file already holds."""
+    return read_members([file]) if file is not None and file.is_file() else []
 
 
 def log(began: float, text: str) -> None:

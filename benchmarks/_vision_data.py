@@ -14,6 +14,7 @@ import dataclasses
 import io
 import sys
 import xml.etree.ElementTree as ElementTree
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -168,7 +169,8 @@ def _webp(image: np.ndarray, quality: int) -> bytes:
 
 
 def _decoded(blobs: np.ndarray, ends: np.ndarray, height: np.ndarray) -> np.ndarray:
-    sheets = [_array(part.tobytes()) for part in np.split(blobs, ends[:-1])]
+    with ThreadPoolExecutor() as threads:
+        sheets = list(threads.map(lambda part: _array(part.tobytes()), np.split(blobs, ends[:-1])))
     return np.concatenate([sheet.reshape(-1, int(height), *sheet.shape[1:]) for sheet in sheets])
 
 

@@ -7,8 +7,9 @@ never waiting for its data. Order and views depend on the seed alone: they are t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from _steps import Steps
 from _vision_data import CELLS, VOID, Data
 from leafward.engine import OptimConfig, parameter_groups, publish, schedule
 from leafward.hierarchy import Taxonomy
-from leafward.models import HCFormer, HiMapper
-from leafward.models.hcformer import Block
+from leafward.models import HiMapper
 from leafward.recipes._hcformer_model import Card, build, open_model
 from leafward.recipes._hcformer_train import load_backbone
 from leafward.tasks import classification, segmentation
-from leafward.tasks.detection import Detection, ObjectSets, Photo, Thing
+from leafward.tasks.detection import Detection, Examples, ObjectSets, Photo, Thing
 from leafward.tasks.segmentation import IGNORED, MEAN, STD
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -62,8 +63,8 @@ class Settings:
     """Height of the crops of scenes; they are a third wider, as the scenes are."""
     scene_batch: int = 16
     cell_batch: int = 8
-    compile: bool = False
-    """Compile the blocks of HCFormer, which has many small operations, for the training from scratch."""
+    record: bool = False
+    """On a GPU: record the steps as CUDA graphs."""
 
     @property
     def half(self) -> bool:
@@ -80,10 +81,18 @@ class Member:
     steps: int
     rate: float
     folder: Path
-    """Where models of the classification are published, by name and seed."""
+    """Where results go, and models of the classification by name and seed."""
 
     def published(self, name: str) -> Path:
         return self.folder / f"{name}-{self.seed}"
+
+    @property
+    def result(self) -> Path:
+        return self.folder / "results" / f"{self.part}-{self.name}-{self.seed}-{self.rate:g}.json"
+
+    @property
+    def failure(self) -> Path:
+        return self.result.with_suffix(".error")
 
 
 def run(member: Member, data: Data, settings: Settings) -> dict[str, Any]:
@@ -103,7 +112,7 @@ def run(member: Member, data: Data, settings: Settings) -> dict[str, Any]:
 def classify(member: Member, data: Data, settings: Settings) -> tuple[dict[str, Any], float]:
     name, arguments = MODELS[member.name]
     card = Card("classify", name, arguments, data.classes.tolist(), settings.size)
-    model = _compiled(_on(build(card), settings), settings)
+    model = _on(build(card), settings)
     step = _learn_classes(model, member, data, settings, settings.size, weight_decay=0.05, mixup=0.2)
     scores = _named(model, data.objects_test, data.labels_test, data, settings, settings.size)
     publish(model, member.published(member.name), card)
@@ -118,7 +127,7 @@ def tune(member: Member, data: Data, settings: Settings) -> tuple[dict[str, Any]
     )
     name, arguments = MODELS[member.name]
     card = Card("classify", name, arguments, data.classes.tolist(), settings.size)
-    model = _compiled(_on(build(card), settings), settings)
+    model = _on(build(card), settings)
     step = _learn_classes(model, member, part, settings, settings.size, weight_decay=0.05, mixup=0.2)
     scores = _named(model, data.objects_train[held_out], data.labels_train[held_out], data, settings, settings.size)
     return {"loss": scores["loss"], "top1": scores["top1"]}, step
@@ -143,24 +152,25 @@ def _learn_classes(
 ) -> float:
     images = torch.from_numpy(data.objects_train).to(settings.device)
     labels = torch.from_numpy(data.labels_train).to(settings.device)
-    places, draw = _order(member, len(labels), settings.batch), np.random.default_rng(member.seed)
+    places = _order(member, len(labels), settings.batch).to(settings.device)
     generator = torch.Generator(settings.device).manual_seed(member.seed)
+    drawn = np.random.default_rng(member.seed).beta(mixup, mixup, member.steps) if mixup else np.ones(member.steps)
+    shares = torch.from_numpy(drawn).float().to(settings.device)
 
-    def loss() -> Tensor:
-        chosen = next(places).to(settings.device)
-        x, y = views(images[chosen], (size, size), (0.35, 1.0), generator)[0], labels[chosen]
-        mapped = isinstance(model, HiMapper)
-        share = float(draw.beta(mixup, mixup)) if mixup else 1.0
-        x = torch.lerp(x.flip(0), x, share)  # the second image of each pair is its mirror place in the batch
+    def batch(step: int) -> tuple[Tensor, ...]:
+        chosen = places[step]
+        x = views(images[chosen], (size, size), (0.35, 1.0), generator)[0]
+        # The second image of each pair is its mirror place in the batch.
+        return torch.lerp(x.flip(0), x, shares[step]), labels[chosen], shares[step]
+
+    def loss(x: Tensor, y: Tensor, share: Tensor) -> Tensor:
         with _precision(settings):
-            logits, further = model(x, losses=True) if mapped else (model(x), None)
-        logits = logits.float()
-        total = share * F.cross_entropy(logits, y, label_smoothing=0.1)
-        if share < 1.0:
-            total = total + (1.0 - share) * F.cross_entropy(logits, y.flip(0), label_smoothing=0.1)
+            logits, further = model(x, losses=True) if isinstance(model, HiMapper) else (model(x), None)
+        first, second = (F.cross_entropy(logits.float(), each, label_smoothing=0.1) for each in (y, y.flip(0)))
+        total = share * first + (1.0 - share) * second
         return total if further is None else total + further.total()
 
-    return _fit(model, loss, member, weight_decay)
+    return _fit(model, batch, loss, member, weight_decay, settings.record)
 
 
 @torch.no_grad()
@@ -172,7 +182,7 @@ def _named(
     found = []
     for part in torch.from_numpy(images).split(settings.batch):
         x = _whole(part.to(settings.device), (size, size))
-        with _precision(settings), torch.compiler.set_stance("force_eager"):
+        with _precision(settings):
             found.append(model(x).float().cpu())
     taxonomy = Taxonomy.from_edges([(child, parent) for child, parent in data.edges.tolist()])
     predictions = classification.Predictions(torch.cat(found), torch.from_numpy(labels))
@@ -188,20 +198,21 @@ def segment(member: Member, data: Data, settings: Settings) -> tuple[dict[str, A
     model = _on(model, settings)
     images = torch.from_numpy(data.scenes_train).to(settings.device)
     masks = torch.from_numpy(data.masks_train).to(settings.device)
-    places = _order(member, len(images), settings.scene_batch)
+    places = _order(member, len(images), settings.scene_batch).to(settings.device)
     generator = torch.Generator(settings.device).manual_seed(member.seed)
     shape = (settings.scene_size, settings.scene_size * 4 // 3)
 
-    def loss() -> Tensor:
-        chosen = next(places).to(settings.device)
-        x, grid = views(images[chosen], shape, (0.25, 1.5), generator, distort=False)
-        truth = _seen_through(masks[chosen], grid)
+    def batch(step: int) -> tuple[Tensor, ...]:
+        x, grid = views(images[places[step]], shape, (0.25, 1.5), generator, distort=False)
+        return x, _seen_through(masks[places[step]], grid)
+
+    def loss(x: Tensor, truth: Tensor) -> Tensor:
         with _precision(settings):
             scores = model(x)
         return F.cross_entropy(scores.float(), truth, ignore_index=IGNORED)
 
     torch.manual_seed(member.seed)
-    step = _fit(model, loss, member, weight_decay=1e-4)
+    step = _fit(model, batch, loss, member, 1e-4, settings.record)
     return {"parameters": _count(model), **_labelled(model, data, settings, shape)}, step
 
 
@@ -226,17 +237,42 @@ def detect(member: Member, data: Data, settings: Settings) -> tuple[dict[str, An
     task = Detection(_photos(data, member.folder))
     model = build(Card("detect", name, arguments, list(CELLS), CELL_SIDE, task.decoder))
     load_backbone(model, member.published(member.name))
-    model = model.to(settings.device)
-    places = _order(member, len(task.dataset), settings.cell_batch)
+    model = model.to(settings.device).train()
+    photos = [(x.to(settings.device), _moved(target, settings)) for x, target in _unmirrored(task.objects.train)]
+    places = _order(member, len(photos), settings.cell_batch)
+    mirror = torch.rand(places.shape, generator=torch.Generator().manual_seed(member.seed)) < 0.5
 
-    def loss() -> Tensor:
-        images, targets = task.collate([task.dataset[int(i)] for i in next(places)])
-        there = [{key: value.to(settings.device) for key, value in target.items()} for target in targets]
-        return torch.stack(list(model([image.to(settings.device) for image in images], there).values())).sum()
+    def batch(step: int) -> list[tuple[Tensor, dict[str, Tensor]]]:
+        chosen = zip(places[step].tolist(), mirror[step].tolist(), strict=True)
+        return [_mirrored(*photos[i]) if flip else photos[i] for i, flip in chosen]
 
+    def loss(*examples: tuple[Tensor, dict[str, Tensor]]) -> Tensor:
+        images, targets = (list(each) for each in zip(*examples, strict=True))
+        return torch.stack(list(model(images, targets).values())).sum()
+
+    if settings.record:  # the backbone alone: boxes come in any number
+        inner: Any = model
+        first = inner.transform([image for image, _ in batch(0)])[0].tensors
+        inner.backbone = torch.cuda.make_graphed_callables(inner.backbone, (first,), allow_unused_input=True)
     torch.manual_seed(member.seed)
-    step = _fit(model, loss, member, weight_decay=1e-4)
+    step = _fit(model, batch, loss, member, weight_decay=1e-4, record=False)
     return {"parameters": _count(model), **task.evaluate(model.eval())}, step
+
+
+def _unmirrored(photos: list[Photo]) -> list[tuple[Tensor, dict[str, Tensor]]]:
+    examples = Examples(photos, masks=False, hflip=0.0)
+    return [examples[index] for index in range(len(examples))]
+
+
+def _moved(target: dict[str, Tensor], settings: Settings) -> dict[str, Tensor]:
+    return {key: value.to(settings.device) for key, value in target.items()}
+
+
+def _mirrored(image: Tensor, target: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Left for right: (3, H, W), boxes (n, 4)."""
+    left, top, right, bottom = target["boxes"].unbind(dim=1)
+    boxes = torch.stack([image.shape[-1] - right, top, image.shape[-1] - left, bottom], dim=1)
+    return image.flip(-1), target | {"boxes": boxes}
 
 
 def _photos(data: Data, folder: Path) -> ObjectSets:
@@ -308,40 +344,49 @@ def _seen_through(masks: Tensor, grid: Tensor) -> Tensor:
 
 def normalised(images: Tensor) -> Tensor:
     """(B, H, W, 3) uint8 -> (B, 3, H, W) float, channels last in memory."""
-    mean, std = (torch.tensor(values, device=images.device) * 255 for values in (MEAN, STD))
+    mean, std = _moments(images.device)
     return ((images - mean) / std).permute(0, 3, 1, 2)
+
+
+@functools.cache  # to bring them to a GPU at every step would wait for it
+def _moments(device: torch.device) -> tuple[Tensor, ...]:
+    return tuple(torch.tensor(values, device=device) * 255 for values in (MEAN, STD))
 
 
 def _whole(images: Tensor, shape: tuple[int, int]) -> Tensor:
     return F.interpolate(normalised(images), size=shape, mode="bilinear", align_corners=False)
 
 
-def _order(member: Member, count: int, batch: int) -> Iterator[Tensor]:
-    """Places of the images of every step, epoch after epoch in an order of its own."""
+def _order(member: Member, count: int, batch: int) -> Tensor:
+    """Places of the images of every step, epoch after epoch in an order of its own: (steps, batch)."""
     generator = torch.Generator().manual_seed(member.seed)
     batch = min(batch, count)
-    while True:
-        yield from torch.randperm(count, generator=generator)[: count // batch * batch].split(batch)
+    epochs = -(-member.steps // (count // batch))
+    places = [torch.randperm(count, generator=generator)[: count // batch * batch] for _ in range(epochs)]
+    return torch.cat(places).unflatten(0, (-1, batch))[: member.steps]
 
 
-def _fit(model: nn.Module, loss: Callable[[], Tensor], member: Member, weight_decay: float) -> float:
+def _fit(
+    model: nn.Module,
+    batch: Callable[[int], Sequence[Any]],
+    loss: Callable[..., Tensor],
+    member: Member,
+    weight_decay: float,
+    record: bool,
+) -> float:
     """AdamW with warm-up and cosine; the seconds of a step, without the first tenth of them."""
     model.train()
     config = OptimConfig(lr=member.rate, warmup_steps=max(1, member.steps // 20), final_ratio=0.01)
     device = next(model.parameters()).device
-    optimizer = torch.optim.AdamW(parameter_groups(model, weight_decay), lr=member.rate, fused=True)
+    groups = [group | {"lr": member.rate} for group in parameter_groups(model, weight_decay)]
+    steps = Steps(loss, groups, record=record)
     factor = schedule(config, member.steps)
     begin, started = member.steps // 10, time.perf_counter()
     for step in range(member.steps):
         if step == begin:
             _wait(device)
             started = time.perf_counter()
-        for group in optimizer.param_groups:
-            group["lr"] = member.rate * factor(step)
-        loss().backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        steps(factor(step), *batch(step))
     _wait(device)
     return (time.perf_counter() - started) / (member.steps - begin)
 
@@ -357,16 +402,6 @@ def _precision(settings: Settings) -> torch.autocast:
 
 def _on(model: nn.Module, settings: Settings) -> nn.Module:
     return model.to(settings.device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-
-
-def _compiled(model: nn.Module, settings: Settings) -> nn.Module:
-    if settings.compile and isinstance(model, HCFormer):
-        torch._dynamo.config.suppress_errors = True  # a block that cannot be compiled is run as it is
-        torch._dynamo.config.recompile_limit = 32  # a version for each stage and geometry
-        for module in model.modules():
-            if isinstance(module, Block):
-                module.forward = torch.compile(module.forward, dynamic=False)
-    return model
 
 
 def _count(model: nn.Module) -> int:

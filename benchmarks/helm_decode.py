@@ -137,7 +137,7 @@ def measure(side: str, shape: str, batch: int, arguments: argparse.Namespace) ->
         fastest = min(fastest, _clock(cuda) - began)
     if side in arguments.profile.split(","):
         decoder.at.copy_(decoder.start)
-        result["profile"] = profile(step, arguments.device)
+        result["profile"] = profile(step, arguments.device, top=60)
     return {**result, "ms_per_token": 1e3 * fastest / tokens, "tokens_per_second": batch * tokens / fastest}
 
 

@@ -24,7 +24,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,8 @@ from torch.nn import functional as F
 
 from _dual_data import TEST, TRAIN, VALIDATION, crops, decoded, load, normalised, pack
 from _dual_encoder import NORM, SIDE, adapt, descend, open_encoder, open_text, pretrain
-from _dual_members import METHODS, SCORES, log, plan, read_members, tables
-from leafward.adapters.scores import Score, similarity
-from leafward.files import write_json
+from _dual_members import METHODS, SCORES, curvature, earlier, plan, read_members, tables, train_all
+from leafward.adapters.scores import similarity
 
 CURVATURE = 0.1
 SCALE = 20.0
@@ -62,7 +61,8 @@ def main() -> None:
         pack(args.data, args.pack)
     elif args.part == "pretrain":
         steps, most = (2, 64) if args.quick else (args.steps or 3000, None)
-        found = pretrain(args.data, args.minilm, args.encoder, device, steps, args.seconds, most)
+        record = device == "cuda" and not args.eager
+        found = pretrain(args.data, args.minilm, args.encoder, device, steps, args.seconds, most, record)
         print(json.dumps(found, indent=2))
     else:
         steps = 2 if args.quick else args.steps or 300
@@ -82,8 +82,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=None, help="default 300; 3,000 of pretrain")
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no member after this time")
+    parser.add_argument("--eager", action="store_true", help="record no CUDA graphs")
     parser.add_argument("--quick", action="store_true", help="two steps of everything, to see that it runs")
-    parser.add_argument("--out", type=Path, default=None, help="file for the result, rewritten after every member")
+    parser.add_argument("--out", type=Path, default=None, help="file for the result; a second run goes on from it")
     parser.add_argument("--table", type=Path, nargs="+", default=None, help="print the tables of result files")
     parser.add_argument("--pack", type=Path, default=None, help="write the data small to this folder")
     args = parser.parse_args()
@@ -98,7 +99,8 @@ class Trial:
 
     model: nn.Module
     heads: list[nn.Parameter]
-    loss: Callable[[], Tensor]
+    batch: Callable[[int], tuple[Tensor, ...]]
+    loss: Callable[..., Tensor]
     scores: Callable[[int], dict[str, float]]
     """By part, validation or test."""
 
@@ -106,14 +108,15 @@ class Trial:
 class Logits(nn.Module):
     """Scaled scores of images for texts; the learned scale begins so that the logits spread as those of the cosine."""
 
-    def __init__(self, score: Score, image: Tensor, text: Tensor) -> None:
+    def __init__(self, score: str, image: Tensor, text: Tensor) -> None:
         super().__init__()
-        self.score: Score = score
-        spread = [float(similarity(image, text, kind, c=CURVATURE).std()) for kind in ("cosine", score)]
+        kind, c = curvature(score, CURVATURE)
+        self.options: dict[str, Any] = {"score": kind, "c": c}
+        spread = [float(similarity(image, text, **each).std()) for each in ({}, self.options)]
         self.log_scale = nn.Parameter(torch.tensor(math.log(SCALE * spread[0] / spread[1]), device=image.device))
 
     def forward(self, image: Tensor, text: Tensor) -> Tensor:
-        return self.log_scale.exp() * similarity(image.float(), text.float(), self.score, c=CURVATURE)
+        return self.log_scale.exp() * similarity(image.float(), text.float(), **self.options)
 
 
 class Captions:
@@ -135,7 +138,7 @@ class Captions:
         self.ends = (20, 30) if args.quick else (600, 750)
         self.last = 50 if args.quick else len(captions)
 
-    def trial(self, method: str, score: Score, seed: int) -> tuple[Trial, int]:
+    def trial(self, method: str, score: str, seed: int) -> tuple[Trial, int]:
         torch.manual_seed(seed)
         order = torch.randperm(len(self.images))[: self.last]
         rows: dict[int, Tensor] = dict(zip((TRAIN, VALIDATION, TEST), order.tensor_split(self.ends), strict=True))
@@ -146,14 +149,17 @@ class Captions:
         def text(part: Tensor) -> Tensor:
             return projection(encoder._text({name: x[part] for name, x in self.tokens.items()}))
 
+        def batch(_: int) -> tuple[Tensor, ...]:
+            part = rows[TRAIN][torch.randperm(len(rows[TRAIN]))[:128]].to(self.device)
+            return self.images[part], *(tokens[part] for tokens in self.tokens.values())
+
         with torch.no_grad():  # texts begin as long as the images are
             projection.weight *= NORM / text(rows[TRAIN]).norm(dim=1).mean()
             logits = Logits(score, self.images[rows[TRAIN]], text(rows[TRAIN]))
 
-        def loss() -> Tensor:
-            part = rows[TRAIN][torch.randperm(len(rows[TRAIN]))[:128]]
-            found = logits(self.images[part], text(part))
-            own = torch.arange(len(part), device=self.device)
+        def loss(images: Tensor, *tokens: Tensor) -> Tensor:
+            found = logits(images, projection(encoder._text(dict(zip(self.tokens, tokens, strict=True)))))
+            own = torch.arange(len(images), device=self.device)
             return 0.5 * (F.cross_entropy(found, own) + F.cross_entropy(found.mT, own))
 
         @torch.no_grad()
@@ -164,7 +170,7 @@ class Captions:
             return {f"r{k}": 100.0 * float((ranks < k).float().mean()) for k in (1, 5)}
 
         heads = [projection.weight, logits.log_scale]
-        return Trial(encoder.model, heads, loss, scores), trained
+        return Trial(encoder.model, heads, batch, loss, scores), trained
 
 
 class Clothing:
@@ -184,7 +190,7 @@ class Clothing:
         tokens = self.encoder.tokenize([f"a photo of a {name}." for name in data.names])
         self.tokens = {name: x.to(device) for name, x in tokens.items()}
 
-    def trial(self, method: str, score: Score, seed: int) -> tuple[Trial, int]:
+    def trial(self, method: str, score: str, seed: int) -> tuple[Trial, int]:
         torch.manual_seed(seed)
         encoder = copy.deepcopy(self.encoder)
         trained = adapt(encoder.model, method, seed)
@@ -192,10 +198,12 @@ class Clothing:
         with torch.no_grad():
             logits = Logits(score, encoder._image(normalised(self.images[few])), encoder._text(self.tokens))
 
-        def loss() -> Tensor:
+        def batch(_: int) -> tuple[Tensor, ...]:
             part = self.rows[TRAIN][torch.randint(len(self.rows[TRAIN]), (64,), device=self.device)]
-            image = encoder._image(crops(self.images[part], SIDE, 0.6)[0])
-            return F.cross_entropy(logits(image, encoder._text(self.tokens)), self.labels[part])
+            return crops(self.images[part], SIDE, 0.6)[0], self.labels[part]
+
+        def loss(pixels: Tensor, labels: Tensor) -> Tensor:
+            return F.cross_entropy(logits(encoder._image(pixels), encoder._text(self.tokens)), labels)
 
         @torch.no_grad()
         def scores(part: int) -> dict[str, float]:
@@ -206,7 +214,7 @@ class Clothing:
             ]
             return {"accuracy": 100.0 * float(torch.cat(right).float().mean())}
 
-        return Trial(encoder.model, [logits.log_scale], loss, scores), trained
+        return Trial(encoder.model, [logits.log_scale], batch, loss, scores), trained
 
 
 @dataclass
@@ -217,20 +225,12 @@ class Comparison:
     part: Captions | Clothing
     device: str
     steps: int
-    members: list[dict[str, Any]] = field(default_factory=list)
 
     def run(self) -> None:
-        began = time.perf_counter()
+        members = earlier(self.args.out)
         key = NUMBERS[self.part.name][-1]
-        order = plan(self.args.methods, self.args.scores, self.args.seeds, self.rates, self.members, key)
-        for method, score, seed, rate in order:
-            if time.perf_counter() - began > self.args.seconds:
-                break
-            member = self.train(method, score, seed, rate)
-            self.members.append(member)
-            log(began, json.dumps(member))
-            if self.args.out is not None:
-                write_json(self.args.out, {"device": _device_name(self.device), "members": self.members})
+        order = plan(self.args.methods, self.args.scores, self.args.seeds, self.rates, members, key)
+        train_all(self.args, order, self.train, members, self.device)
 
     def rates(self, method: str) -> Sequence[float | None]:
         if method == "frozen":
@@ -239,14 +239,14 @@ class Comparison:
         share = 0.1 if method in ("attention", "full") else 1.0
         return [rate * share for rate in self.args.rates]
 
-    def train(self, method: str, score: Score, seed: int, rate: float | None) -> dict[str, Any]:
+    def train(self, method: str, score: str, seed: int, rate: float | None, record: bool) -> dict[str, Any]:
         began = time.perf_counter()
         trial, trained = self.part.trial(method, score, seed)
         inside = [parameter for parameter in trial.model.parameters() if parameter.requires_grad]
         groups = [{"params": trial.heads, "lr": HEADS, "weight_decay": 0.0}]
         groups += [{"params": inside, "lr": rate}] if inside else []
         if self.rates(method):
-            descend(trial.loss, groups, self.steps, self.device)
+            descend(trial.batch, trial.loss, groups, self.steps, self.device, record=record)
         return {
             "part": self.part.name,
             "method": method,
@@ -259,10 +259,6 @@ class Comparison:
             "test": trial.scores(TEST),
             "seconds": round(time.perf_counter() - began, 1),
         }
-
-
-def _device_name(device: str) -> str:
-    return torch.cuda.get_device_name() if device == "cuda" else device
 
 
 if __name__ == "__main__":

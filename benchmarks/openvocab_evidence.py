@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import argparse
 import copy
-import itertools
-import json
+import functools
 import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,15 +34,17 @@ from torch.nn import functional as F
 
 from _dual_data import TEST, TRAIN, VALIDATION, Pictures, crops, decoded, load, normalised
 from _dual_encoder import adapt, descend, open_encoder
-from _dual_members import METHODS, SCORES, log, plan, read_members, tables
-from leafward.files import write_json
+from _dual_members import METHODS, SCORES, Member, curvature, earlier, plan, read_members, tables, train_all
+from leafward.adapters.encoders import HuggingFaceEncoder
 from leafward.tasks.open_vocabulary import Segmenter, mask_loss
 from leafward.tasks.segmentation import IGNORED, confusion
 
+TEMPLATE = "a photo of a {}."
+CURVATURE = 0.1
 SIZE, VIEW, BATCH, CHANNELS, WINDOW, RATE = 96, 128, 8, 32, 6, 1e-3
 """Side of crops and of the view that is scored (a crop shows three quarters on average), scenes of a batch; decoder."""
 MOST_NAMES = 24
-"""Names of COCO in one step: those that the photos have and others by chance."""
+"""Names in one step, at most: those that the scenes have and others by chance."""
 FEWEST = 400
 """Pixels that a name needs in the test photos to be scored."""
 HELD_OUT = {
@@ -69,41 +71,16 @@ def main() -> None:
         return
     torch.set_float32_matmul_precision("high")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    began, members = time.perf_counter(), []
     few = 8 if args.quick else None
-    scenes = {name: Scenes.of(load(args.data, name).few(few), name, device) for name in HELD_OUT}
     encoder = open_encoder(args.encoder, args.minilm, device)
+    scenes = {name: Scenes.of(load(args.data, name).few(few), name, encoder, device) for name in HELD_OUT}
+    members, steps = earlier(args.out), 2 if args.quick else args.steps
 
     def ratios(method: str) -> list[float]:
         return args.ratios[:1] if method == "frozen" else args.ratios
 
-    for method, score, seed, ratio in plan(args.methods, args.scores, args.seeds, ratios, members, KEY):
-        if time.perf_counter() - began > args.seconds:
-            break
-        start = time.perf_counter()
-        torch.manual_seed(seed)
-        model = Segmenter(
-            copy.deepcopy(encoder), channels=CHANNELS, window=WINDOW, score=score, templates=("a photo of a {}.",)
-        ).to(device)
-        trained = adapt(model.encoder.model, method, seed)
-        assert ratio is not None
-        train(model, scenes, 2 if args.quick else args.steps, ratio, device)
-        tested = {name: measure(model, each, TEST) for name, each in scenes.items()}
-        member = {
-            "part": "scenes",
-            "method": method,
-            "score": score,
-            "seed": seed,
-            "rate": ratio,
-            "trainable": trained,
-            "validation": measure(model, scenes["camvid"], VALIDATION),
-            "test": {f"{name}_{key}": value for name, found in tested.items() for key, value in found.items()},
-            "seconds": round(time.perf_counter() - start, 1),
-        }
-        members.append(member)
-        log(began, json.dumps(member))
-        if args.out is not None:
-            write_json(args.out, {"steps": args.steps, "members": members})
+    order = plan(args.methods, args.scores, args.seeds, ratios, members, KEY)
+    train_all(args, order, functools.partial(train_member, encoder, scenes, steps, device), members, device)
 
 
 def arguments() -> argparse.Namespace:
@@ -117,8 +94,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seconds", type=float, default=math.inf, help="start no member after this time")
+    parser.add_argument("--eager", action="store_true", help="record no CUDA graphs")
     parser.add_argument("--quick", action="store_true", help="two steps on few scenes, to see that it runs")
-    parser.add_argument("--out", type=Path, default=None, help="file for the result, rewritten after every member")
+    parser.add_argument("--out", type=Path, default=None, help="file for the result; a second run goes on from it")
     parser.add_argument("--table", type=Path, nargs="+", default=None, help="print the table of result files")
     args = parser.parse_args()
     if args.table is None and (args.data is None or args.encoder is None):
@@ -135,9 +113,11 @@ class Scenes:
     part: np.ndarray
     names: list[str]
     held_out: list[int]
+    tokens: dict[str, Tensor]
+    """Of all names."""
 
     @classmethod
-    def of(cls, pictures: Pictures, name: str, device: str) -> Scenes:
+    def of(cls, pictures: Pictures, name: str, encoder: HuggingFaceEncoder, device: str) -> Scenes:
         """Classes are numbered through; a number without a name, and what no training scene has, is ignored."""
         assert pictures.masks is not None
         images = decoded(pictures.images, SIZES[name], device)
@@ -148,7 +128,8 @@ class Scenes:
         number[there] = torch.arange(len(there), dtype=torch.uint8, device=device)
         names = [pictures.names[k] for k in there]
         held_out = [names.index(word) for word in HELD_OUT[name] if word in names]
-        return cls(images, number[masks.long()], pictures.part, names, held_out)
+        tokens = {key: x.to(device) for key, x in encoder.tokenize([TEMPLATE.format(word) for word in names]).items()}
+        return cls(images, number[masks.long()], pictures.part, names, held_out, tokens)
 
     def rows(self, part: int) -> np.ndarray:
         return np.flatnonzero(self.part == part)
@@ -157,34 +138,70 @@ class Scenes:
     def seen(self) -> list[int]:
         return [k for k in range(len(self.names)) if k not in self.held_out]
 
-    def batch(self) -> tuple[Tensor, Tensor, list[str]]:
-        """Crops (B, 3, s, s), masks (B, s, s) of numbers in the list of words that comes along, all of them seen."""
+    def batch(self) -> tuple[Tensor, ...]:
+        """Crops (B, 3, s, s), masks (B, s, s) of numbers among some seen names, and the tokens of those.
+
+        There are always as many names, those in the crops first, so that steps can be recorded.
+        """
         rows = self.rows(TRAIN)
         some = torch.from_numpy(rows[torch.randint(len(rows), (BATCH,)).numpy()])
         pixels, masks = crops(self.images[some], SIZE, 0.5, self.masks[some])
         assert masks is not None
-        present = [k for k in masks.unique().tolist() if k in set(self.seen)]
-        others = [k for k in self.seen if k not in present]
-        chance = torch.randperm(len(others))[: max(0, MOST_NAMES - len(present))].tolist()
-        words = sorted(present + [others[k] for k in chance])
+        present = set(masks.unique().tolist())
+        chance = torch.randperm(len(self.seen)).tolist()
+        words = sorted(sorted((self.seen[k] for k in chance), key=lambda k: k not in present)[:MOST_NAMES])
         number = torch.full((256,), IGNORED, device=masks.device)
         number[words] = torch.arange(len(words), device=masks.device)
-        return pixels, number[masks], [self.names[k] for k in words]
+        return pixels, number[masks], *(tokens[words] for tokens in self.tokens.values())
 
 
-def train(model: Segmenter, scenes: dict[str, Scenes], steps: int, ratio: float, device: str) -> None:
-    turn = itertools.cycle(scenes.values())
+def train_member(
+    encoder: HuggingFaceEncoder,
+    scenes: dict[str, Scenes],
+    steps: int,
+    device: str,
+    method: str,
+    score: str,
+    seed: int,
+    ratio: float,
+    record: bool,
+) -> Member:
+    began = time.perf_counter()
+    torch.manual_seed(seed)
+    kind, c = curvature(score, CURVATURE)
+    options: dict[str, Any] = {"score": kind, "c": c, "templates": (TEMPLATE,)}
+    model = Segmenter(copy.deepcopy(encoder), channels=CHANNELS, window=WINDOW, **options).to(device)
+    trained = adapt(model.encoder.model, method, seed)
+    train(model, scenes, steps, ratio, device, record)
+    tested = {name: measure(model, each, TEST) for name, each in scenes.items()}
+    return {
+        "part": "scenes",
+        "method": method,
+        "score": score,
+        "seed": seed,
+        "rate": ratio,
+        "steps": steps,
+        "trainable": trained,
+        "validation": measure(model, scenes["camvid"], VALIDATION),
+        "test": {f"{name}_{key}": value for name, found in tested.items() for key, value in found.items()},
+        "seconds": round(time.perf_counter() - began, 1),
+    }
 
-    def loss() -> Tensor:
-        pixels, masks, words = next(turn).batch()
-        found = mask_loss(model(pixels, words), masks)
+
+def train(model: Segmenter, scenes: dict[str, Scenes], steps: int, ratio: float, device: str, record: bool) -> None:
+    turns = list(scenes.values())
+    keys = list(turns[0].tokens)
+
+    def loss(pixels: Tensor, masks: Tensor, *tokens: Tensor) -> Tensor:
+        text = model.encoder._text(dict(zip(keys, tokens, strict=True))).float()
+        found = mask_loss(model(pixels, text), masks)
         return found.total / found.count
 
     groups = [{"params": list(model.decoder.parameters()), "lr": RATE}]
     inside = [parameter for parameter in model.encoder.parameters() if parameter.requires_grad]
     groups += [{"params": inside, "lr": RATE * ratio}] if inside else []
     model.train()
-    descend(loss, groups, steps, device)
+    descend(lambda step: turns[step % len(turns)].batch(), loss, groups, steps, device, record=record)
 
 
 @torch.no_grad()

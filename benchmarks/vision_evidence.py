@@ -1,15 +1,14 @@
 """HCFormer against its Euclidean twin and a timm model of its size, and Hi-Mapper against the same fine-tuning without
 it, on real images: classification with WordNet's hierarchy, segmentation, detection; paired over seeds.
 
-    python benchmarks/vision_evidence.py --data DATA --device cuda --seconds 480 --out evidence.json
+    python benchmarks/vision_evidence.py --data DATA --device cuda --jobs 6 --work WORK --out evidence.json
     python benchmarks/vision_evidence.py --data DATA --quick                      a trial of every part, on a CPU
     python benchmarks/vision_evidence.py --summarise evidence.json
 
 DATA is described in `_vision_data.py`. Every model is a member of its own, several are trained at a time (`--jobs`),
-and each result is written as soon as it is there.
+and each result is written as soon as it is there; a second run with the same WORK goes on where the first ended.
 
 1. Each model tries the learning rates on a seed of its own, on nine tenths of the training images, scored on the rest.
-   How long a step takes there says how many steps all models get.
 2. Each model is trained from scratch at its best rate with each seed, and scored on the held-out images.
 3. From that backbone: Semantic FPN on street scenes and Faster R-CNN on blood cells, the same steps for all; and on the
    timm model Hi-Mapper, its Euclidean tree, its deterministic tree and the backbone alone, fine-tuned alike.
@@ -18,14 +17,18 @@ and each result is written as soon as it is there.
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
+import dataclasses
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
+import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +63,7 @@ METRICS = {
     "segment": ("miou", "pixel_accuracy"),
     "detect": ("box_ap", "box_ap50"),
 }
+DOWNSTREAM = ("map", "segment", "detect")
 PAIRS = {
     "map": (("mapped", "plain"), ("mapped", "mapped-flat"), ("mapped", "mapped-points"), ("mapped-flat", "plain")),
     "classify": (("hcformer", "hcformer-flat"), ("hcformer", "convnext"), ("hcformer-flat", "convnext")),
@@ -72,8 +76,11 @@ class Evidence:
 
     def __init__(self, args: argparse.Namespace, data: Data, folder: Path) -> None:
         self.args, self.data, self.folder = args, data, folder
+        (folder / "results").mkdir(exist_ok=True)
         self.began = time.perf_counter()
         self.settings = _settings(args)
+        self.unrecorded: set[tuple[str, str]] = set()
+        """Parts and names whose steps could not be recorded."""
         self.rows: list[dict[str, Any]] = []
         self.left_out: list[str] = []
         self.record: dict[str, Any] = {
@@ -90,25 +97,17 @@ class Evidence:
         }
 
     def measure(self) -> dict[str, Any]:
-        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")
-        # Forked, so that the images are decoded once; this process itself never touches the device.
-        context = multiprocessing.get_context("fork")
-        with concurrent.futures.ProcessPoolExecutor(self.args.jobs, mp_context=context) as pool:
-            self.pool = pool
-            if "classify" in self.args.parts:
-                self._together(self._tuning())
-                rates = {name: self._best_rate(name) for name in MODELS}
-                steps = self.args.steps or self._steps()
-                self.record |= {"rates": rates, "steps": steps}
-                self._together(
-                    [
-                        self._member("classify", name, seed, steps, rates[name])
-                        for seed in self._seeds
-                        for name in MODELS
-                    ]
-                )
-            else:
-                self._rest([(name, seed) for seed in self._seeds for name in MODELS])
+        if len(self.args.rates) > 1:
+            self._together(self._tuning())
+        rates = {name: self._best_rate(name) for name in MODELS}
+        steps = self.args.steps or round(self.args.epochs * len(self.data.labels_train) / self.settings.batch)
+        self.record |= {"rates": rates, "steps": steps}
+        backbones = [
+            self._member("classify", name, seed, steps, rates[name]) for seed in self._seeds for name in MODELS
+        ]
+        further = [member for each in backbones for member in self._after(each.name, each.seed)]
+        # The backbones of the next seed begin before what comes after those of this one: nobody waits for them.
+        self._together(sorted(backbones + further, key=lambda m: m.seed + (1.5 if m.part != "classify" else 0.0)))
         return self.result()
 
     @property
@@ -126,17 +125,6 @@ class Evidence:
         tried = [row for row in self.rows if row["part"] == "tune" and row["name"] == name and "loss" in row]
         return min(tried, key=lambda row: row["loss"])["rate"] if tried else self.args.rates[0]
 
-    def _steps(self) -> int:
-        """As many as fit the share of the time, at the pace of the slowest, and at most so many epochs."""
-        most = round(self.args.epochs * len(self.data.labels_train) / self.settings.batch)
-        paces = [row["step_ms"] / 1e3 for row in self.rows if "step_ms" in row]
-        if not paces:
-            return most
-        # As many models were trained at a time when the pace was taken.
-        waves = -(-len(MODELS) * self.args.seeds // min(self.args.jobs, len(paces)))
-        left = self.args.seconds - (time.perf_counter() - self.began)
-        return max(1, min(most, int(self.args.share * left / (waves * max(paces)))))
-
     def _after(self, name: str, seed: int) -> list[Member]:
         """What begins from a trained classifier."""
         steps = {
@@ -145,30 +133,64 @@ class Evidence:
             "map": self.args.map_epochs * (len(self.data.labels_train) // self.settings.batch or 1),
         }
         arms = [("map", arm) for arm in ARMS] if name == BASE else []
-        wanted = [*arms, ("detect", name), ("segment", name)]
+        wanted = [("detect", name), *arms, ("segment", name)]
         return [
             self._member(part, who, seed, max(1, round(steps[part])), RATES[part])
             for part, who in wanted
             if part in self.args.parts
         ]
 
-    def _rest(self, trained: Sequence[tuple[str, int]]) -> None:
-        self._together([member for name, seed in trained for member in self._after(name, seed)])
-
     def _together(self, members: Sequence[Member]) -> None:
-        """Train members and whatever begins from them, as many at a time as there are jobs."""
-        running = {self.pool.submit(run_one, member): member for member in members}
-        while running:
-            done, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
-            for future in done:
-                member, row = running.pop(future), future.result()
-                self._note(row)
-                if member.part == "classify" and "error" not in row:
-                    for further in self._after(member.name, member.seed):
-                        if time.perf_counter() - self.began < self.args.seconds:
-                            running[self.pool.submit(run_one, further)] = further
-                        else:
-                            self.left_out.append(f"{further.part} {further.name} {further.seed}")
+        """Train members, as many at a time as there are jobs, each as soon as the backbone that it needs is there."""
+        waiting = [member for member in members if not self._read(member)]
+        running: dict[int, tuple[BaseProcess, Member, Settings]] = {}
+        while waiting or running:
+            while len(running) < self.args.jobs and self._time_left() and (ready := _ready(waiting)):
+                waiting.remove(ready)
+                process, settings = self._start(ready)
+                running[process.sentinel] = process, ready, settings
+            if not running:
+                break
+            for sentinel in multiprocessing.connection.wait(list(running)):
+                process, member, settings = running.pop(sentinel)  # pyright: ignore[reportArgumentType]
+                process.join()
+                if not self._read(member):
+                    self._failed(member, settings, process.exitcode, waiting)
+        self.left_out += [f"{each.part} {each.name} {each.seed}" for each in waiting]
+
+    def _time_left(self) -> bool:
+        return time.perf_counter() - self.began < self.args.seconds
+
+    def _start(self, member: Member) -> tuple[BaseProcess, Settings]:
+        """A process of its own for a member; forked, so that images are decoded and libraries imported once."""
+        member.failure.unlink(missing_ok=True)
+        if member.part == "classify":  # of other settings, if there is one
+            shutil.rmtree(member.published(member.name), ignore_errors=True)
+        known = _kind(member) in self.unrecorded
+        settings = dataclasses.replace(self.settings, record=self.settings.record and not known)
+        process = multiprocessing.get_context("fork").Process(
+            target=run_one, args=(member, self.data, settings), daemon=True
+        )
+        process.start()
+        return process, settings
+
+    def _read(self, member: Member) -> bool:
+        """Note the result of a member if it has one, and its model where others begin from it."""
+        if not member.result.is_file():
+            return False
+        row = json.loads(member.result.read_text(encoding="utf-8"))
+        if row["steps"] != member.steps or (member.part == "classify" and not member.published(member.name).is_dir()):
+            return False
+        self._note(row)
+        return True
+
+    def _failed(self, member: Member, settings: Settings, code: int | None, waiting: list[Member]) -> None:
+        """A member whose steps were recorded gets a second chance without."""
+        why = member.failure.read_text(encoding="utf-8") if member.failure.is_file() else f"ended with code {code}"
+        self._note({"part": member.part, "name": member.name, "seed": member.seed, "error": why})
+        if settings.record:
+            self.unrecorded.add(_kind(member))
+            waiting.insert(0, member)
 
     def _note(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
@@ -184,28 +206,44 @@ class Evidence:
         return self.record | {"rows": self.rows, "left_out": self.left_out}
 
 
-_SHARED: dict[str, Any] = {}
-"""The images and settings, in the memory that the trained members are forked from."""
+def _kind(member: Member) -> tuple[str, str]:
+    """Members that are trained alike."""
+    return "classify" if member.part == "tune" else member.part, member.name
 
 
-def run_one(member: Member) -> dict[str, Any]:
-    """One member in a process of its own; a failure is a result too."""
+def _ready(waiting: Sequence[Member]) -> Member | None:
+    """The first whose backbone is there."""
+    for member in waiting:
+        if member.part in ("tune", "classify"):
+            return member
+        if member.published(BASE if member.part == "map" else member.name).is_dir():
+            return member
+    return None
+
+
+def run_one(member: Member, data: Data, settings: Settings) -> None:
+    """One member, in a process of its own; its result or its failure goes to a file."""
     torch.set_num_threads(1)
     try:
-        return run(member, _SHARED["data"], _SHARED["settings"])
+        row = run(member, data, settings)
     except Exception as error:
-        return {"part": member.part, "name": member.name, "seed": member.seed, "error": first_line(error)}
+        traceback.print_exc()
+        member.failure.write_text(first_line(error), encoding="utf-8")
+    else:
+        write_json(member.result, row)
 
 
 def _settings(args: argparse.Namespace) -> Settings:
+    record = args.device == "cuda" and not args.eager
     if args.quick:
         small = {"size": 64, "batch": 8, "mapped_size": 64, "scene_size": 96, "scene_batch": 2, "cell_batch": 2}
-        return Settings(args.device, compile=args.compile, **small)
-    return Settings(args.device, args.size, args.batch, args.mapped_size, compile=args.compile)
+        return Settings(args.device, record=record, **small)
+    return Settings(args.device, args.size, args.batch, args.mapped_size, record=record)
 
 
 def by_seed(rows: Sequence[dict[str, Any]], part: str, name: str) -> dict[int, dict[str, Any]]:
-    return {row["seed"]: row for row in rows if row["part"] == part and row["name"] == name and "error" not in row}
+    own = [row for row in rows if row["part"] == part and row["name"] == name]
+    return {row["seed"]: row for row in own if all(row.get(metric) is not None for metric in METRICS[part])}
 
 
 def differences(rows: Sequence[dict[str, Any]], part: str, one: str, other: str) -> dict[str, Any]:
@@ -281,26 +319,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with the images")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--parts", nargs="+", choices=tuple(METRICS), default=list(METRICS))
+    parser.add_argument("--parts", nargs="*", choices=DOWNSTREAM, default=list(DOWNSTREAM), help="after classification")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="models that are trained at a time")
     parser.add_argument("--seconds", type=float, default=480.0, help="begin nothing new after this long")
-    parser.add_argument(
-        "--share", type=float, default=0.45, help="part of the time left after tuning that training gets"
-    )
-    parser.add_argument("--steps", type=int, help="of training from scratch, whatever the time")
-    parser.add_argument("--epochs", type=float, default=100.0, help="of training from scratch, at most")
+    parser.add_argument("--epochs", type=float, default=20.0, help="of training from scratch")
+    parser.add_argument("--steps", type=int, help="of training from scratch, in place of --epochs")
     parser.add_argument("--tuning-steps", type=int, default=300)
-    parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3])
-    parser.add_argument("--segment-epochs", type=float, default=35)
-    parser.add_argument("--detect-epochs", type=float, default=15)
-    parser.add_argument("--map-epochs", type=float, default=8)
+    parser.add_argument("--rates", type=float, nargs="+", default=[2e-3, 4e-3, 8e-3], help="one alone is not tried out")
+    parser.add_argument("--segment-epochs", type=float, default=25)
+    parser.add_argument("--detect-epochs", type=float, default=12)
+    parser.add_argument("--map-epochs", type=float, default=5)
     parser.add_argument("--size", type=int, default=128, help="pixels of the images in training from scratch")
     parser.add_argument("--mapped-size", type=int, default=192, help="the same in fine-tuning with Hi-Mapper")
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--compile", action="store_true", help="compile the blocks of HCFormer for its training")
+    parser.add_argument("--eager", action="store_true", help="record no CUDA graphs")
     parser.add_argument("--quick", action="store_true", help="a few images and steps of everything")
-    parser.add_argument("--work", type=Path, help="keep the trained backbones here; used again without `classify`")
+    parser.add_argument("--work", type=Path, help="keep backbones and results here; a second run goes on from them")
     parser.add_argument("--out", type=Path, help="keep the result in this file")
     parser.add_argument("--summarise", type=Path, help="print the tables of an earlier result, nothing else")
     args = parser.parse_args()
@@ -317,9 +352,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         work = args.work or Path(folder)
         write_cells(data, work)
-        evidence = Evidence(args, data, work)
-        _SHARED.update(data=data, settings=evidence.settings)
-        print(summary(finite(evidence.measure())))
+        print(summary(finite(Evidence(args, data, work).measure())))
 
 
 if __name__ == "__main__":

@@ -107,3 +107,107 @@ def test_differences_are_paired_by_seed_and_leave_failures_out():
     assert found["miou"]["seeds"] == 2
     assert found["miou"]["mean"] == pytest.approx(0.1)
     assert found["miou"]["interval"] == pytest.approx((0.1, 0.1))
+
+
+def linear_problem(device: str, count: int = 12):
+    """A small network, and the batches of its steps in two shapes that take turns."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)).to(device)
+    sizes = [8 if step % 2 else 4 for step in range(count)]
+    batches = [(torch.randn(size, 5, device=device), torch.randn(size, 3, device=device)) for size in sizes]
+    return model, batches
+
+
+def trained(device: str, record: bool) -> torch.Tensor:
+    import _steps
+
+    model, batches = linear_problem(device)
+    groups = [{"params": [model[0].weight, model[2].weight], "lr": 1e-2}, {"params": [model[0].bias], "lr": 3e-2}]
+    take = _steps.Steps(
+        lambda x, y: 10.0 * (model(x) - y).square().mean(), groups, weight_decay=0.1, betas=(0.8, 0.9), record=record
+    )
+    for step, batch in enumerate(batches):
+        take(1.0 / (1 + step), *batch)
+    return torch.cat([parameter.detach().cpu().flatten() for parameter in model.parameters()])
+
+
+def test_steps_are_those_of_adamw_with_clipped_gradients():
+    model, batches = linear_problem("cpu")
+    model = model.double()
+    wanted = [model[0].weight, model[2].weight, model[0].bias]
+    moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in wanted]
+    for step, (x, y) in enumerate(batches):
+        gradients = torch.autograd.grad(10.0 * (model(x.double()) - y.double()).square().mean(), wanted)
+        norm = torch.sqrt(sum(g.square().sum() for g in gradients))
+        with torch.no_grad():
+            for p, g, (first, second), peak in zip(wanted, gradients, moments, (1e-2, 1e-2, 3e-2), strict=True):
+                rate = peak / (1 + step)
+                g = g / max(float(norm), 1.0)
+                first.mul_(0.8).add_(0.2 * g)
+                second.mul_(0.9).add_(0.1 * g * g)
+                p.mul_(1.0 - 0.1 * rate)
+                p -= rate * (first / (1 - 0.8 ** (step + 1))) / ((second / (1 - 0.9 ** (step + 1))).sqrt() + 1e-8)
+    expected = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    torch.testing.assert_close(trained("cpu", record=False).double(), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_recorded_steps_are_the_same_steps():
+    torch.testing.assert_close(trained("cuda", record=True), trained("cpu", record=False), atol=1e-4, rtol=1e-3)
+
+
+def test_a_mirrored_photo_has_its_boxes_mirrored():
+    import _vision_members as members
+
+    image = torch.zeros(3, 6, 10)
+    image[:, 1:3, 2:5] = 1.0
+    flipped, target = members._mirrored(image, {"boxes": torch.tensor([[2.0, 1.0, 5.0, 3.0]])})
+    left, top, right, bottom = target["boxes"][0].int().tolist()
+    assert flipped[:, top:bottom, left:right].min() == 1.0
+    assert flipped.sum() == image.sum() == 3 * (bottom - top) * (right - left)
+
+
+def evidence_of(folder: Path, monkeypatch, **more):
+    """The evidence with members that only write down that they ran."""
+    import argparse
+
+    import vision_evidence as evidence
+    from _vision_members import Settings
+
+    def pretend(member, data, settings):
+        if settings.record and member.part == "segment":
+            raise RuntimeError("no graph")
+        if member.part == "classify":
+            member.published(member.name).mkdir()
+        numbers = dict.fromkeys([metric for metrics in evidence.METRICS.values() for metric in metrics], 0.5)
+        return {"part": member.part, "name": member.name, "seed": member.seed, "steps": member.steps} | numbers
+
+    monkeypatch.setattr(evidence, "run", pretend)
+    monkeypatch.setattr(evidence, "_settings", lambda args: Settings("cpu", batch=4, record=True))
+    empty = np.zeros((8, 1))
+    fields = ("objects_train", "objects_test", "labels_train", "scenes_train", "scenes_test", "cells")
+    data = argparse.Namespace(**dict.fromkeys(fields, empty), cells_test=np.zeros(8, bool))
+    given = {"device": "cpu", "seeds": 2, "jobs": 3, "seconds": 60.0, "rates": [1e-3], "epochs": 1, "steps": None}
+    given |= {"segment_epochs": 1, "detect_epochs": 1, "map_epochs": 1, "parts": ["map", "segment"], "out": None}
+    return evidence.Evidence(argparse.Namespace(**given | more), data, folder)
+
+
+def test_the_evidence_goes_on_where_it_ended_and_tries_without_graphs(tmp_path, monkeypatch):
+    cut = evidence_of(tmp_path, monkeypatch, parts=["map"]).measure()
+    assert {row["part"] for row in cut["rows"]} == {"classify", "map"}
+    assert cut["left_out"] == []
+    begun = {file: file.stat().st_mtime_ns for file in (tmp_path / "results").glob("*.json")}
+    whole = evidence_of(tmp_path, monkeypatch).measure()
+    assert all(file.stat().st_mtime_ns == then for file, then in begun.items())  # nothing was trained again
+    scored = [(row["part"], row["name"], row["seed"]) for row in whole["rows"] if "error" not in row]
+    assert len(scored) == len(set(scored)) == 6 + 8 + 6
+    # Each kind is tried with a graph once per process that was under way, and ends without.
+    errors = [row for row in whole["rows"] if "error" in row]
+    assert {row["part"] for row in errors} == {"segment"}
+    assert {row["error"] for row in errors} == {"RuntimeError: no graph"}
+
+
+def test_what_has_no_backbone_or_no_time_is_left_out(tmp_path, monkeypatch):
+    found = evidence_of(tmp_path, monkeypatch, seconds=0.0).measure()
+    assert found["rows"] == []
+    assert len(found["left_out"]) == 6 + 8 + 6
