@@ -65,9 +65,9 @@ LAYOUTS = {
 }
 
 
-def build(layout: str) -> tuple[nn.Module, Callable[[Any], Tensor]]:
+def build(layout: str, seed: int = 0) -> tuple[nn.Module, Callable[[Any], Tensor]]:
     """A model in evaluation mode and its call; the same weights every time."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model, call = LAYOUTS[layout]()
     return model.eval(), call
 

@@ -305,22 +305,95 @@ def test_the_record_of_a_saved_adapter(tmp_path: Path) -> None:
 
     assert record["method"] == "block_scale"
     assert record["leafward_version"] == __version__
-    assert record["base_model"] == {"name": "openai/clip-vit-base-patch16", "revision": "abc", "class": "CLIPModel"}
+    base = record["base_model"]
+    assert (base["name"], base["revision"], base["class"]) == ("openai/clip-vit-base-patch16", "abc", "CLIPModel")
+    assert base["dtype"] == "float32"
+    assert 16 <= len(base["weights"]) <= 32
+    for name, value in base["weights"].items():
+        weight = model.get_parameter(name)
+        assert value == float(weight[tuple(side // 2 for side in weight.shape)])
     assert record["config"]["block_size"] == 8
     assert (tmp_path / "adapter_model.safetensors").is_file()
+
+
+def without_weights(folder: Path, **base: str) -> None:
+    """An adapter as it was written before the weights of its base were."""
+    path = folder / "adapter_config.json"
+    record = json.loads(path.read_text())
+    record["base_model"] = {key: record["base_model"][key] for key in ("name", "revision", "class")} | base
+    path.write_text(json.dumps(record))
+
+
+def test_a_base_model_is_known_by_its_weights_and_not_by_its_folder(tmp_path: Path) -> None:
+    model, _ = build("hf_clip")
+    save_pretrained(attach(model, SMALL, base_model="somebody/clip"), tmp_path)
+
+    moved, _ = build("hf_clip")
+    moved.config._name_or_path = "elsewhere/renamed"
+    from_pretrained(moved, tmp_path)
+    assert list(adapters(moved)) == ["default"]
+    for dtype in (torch.bfloat16, torch.float16):  # loaded in another type
+        from_pretrained(build("hf_clip")[0].to(dtype), tmp_path)
+
+    namesake, _ = build("hf_clip", seed=1)
+    namesake.config._name_or_path = "somebody/clip"
+    with pytest.raises(
+        UsageError, match=r"another base model somebody/clip: the middle of its text_model\..* is .*here"
+    ):
+        from_pretrained(namesake, tmp_path)
+    assert not adapters(namesake)
+    from_pretrained(namesake, tmp_path, check_base=False)
+
+    tuned, _ = build("hf_clip")
+    with torch.no_grad():  # as a fine-tuning of the attention alone would
+        for site in find_sites(tuned, ("q", "k", "v")):
+            tuned.get_submodule(site.holder).get_parameter(site.parameter).mul_(1 + 1e-4)
+    with pytest.raises(UsageError, match="another base model"):
+        from_pretrained(tuned, tmp_path)
+
+
+def test_an_adapter_in_half_precision_fits_its_base_in_single(tmp_path: Path) -> None:
+    model, _ = build("hf_clip")
+    save_pretrained(attach(model.bfloat16(), SMALL), tmp_path)
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model"]["dtype"] == "bfloat16"
+    from_pretrained(build("hf_clip")[0], tmp_path)
+    with pytest.raises(UsageError, match="another base model"):
+        from_pretrained(build("hf_clip", seed=1)[0], tmp_path)
+
+
+def test_older_adapters_know_their_base_by_name(tmp_path: Path) -> None:
+    model, _ = build("hf_clip")
+    save_pretrained(attach(model, SMALL, base_model="somebody/clip-a"), tmp_path)
+    without_weights(tmp_path)
+    other, _ = build("hf_clip")
+    other.config._name_or_path = "else/clip-b"
+    with pytest.raises(UsageError, match=r"base model of name 'clip-a', not 'clip-b'"):
+        from_pretrained(other, tmp_path)
+    assert not adapters(other)
+    other.config._name_or_path = "else/clip-a"
+    from_pretrained(other, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"weights": []}, {"weights": {"a": "1"}}, {"weights": {"a": 10**400}}, {"dtype": "int8"}, {"dtype": None}],
+)
+def test_a_description_of_the_base_that_is_none(change: dict, tmp_path: Path) -> None:
+    model, _ = build("hf_clip")
+    save_pretrained(attach(model, SMALL), tmp_path)
+    path = tmp_path / "adapter_config.json"
+    record = json.loads(path.read_text())
+    record["base_model"] |= change
+    path.write_text(json.dumps(record))
+    with pytest.raises(DataError, match="'weights' of 'base_model' must be numbers by name"):
+        from_pretrained(build("hf_clip")[0], tmp_path)
 
 
 def test_refusals_of_foreign_adapters(tmp_path: Path) -> None:
     model, _ = build("hf_clip")
     attach(model, SMALL, base_model="somebody/clip-a")
     save_pretrained(model, tmp_path)
-
     other, _ = build("hf_clip")
-    other.config._name_or_path = "else/clip-b"
-    with pytest.raises(UsageError, match=r"base model of name 'clip-a', not 'clip-b'"):
-        from_pretrained(other, tmp_path)
-    assert not adapters(other)
-    from_pretrained(other, tmp_path, check_base=False)  # by the same shapes
 
     with pytest.raises(UsageError, match="of class 'CLIPModel', not 'SiglipModel'"):
         from_pretrained(build("hf_siglip")[0], tmp_path)
@@ -332,8 +405,10 @@ def test_refusals_of_foreign_adapters(tmp_path: Path) -> None:
     shallow = copy.deepcopy(model)
     detach(shallow)
     del shallow.text_model.encoder.layers[1]
-    with pytest.raises(DataError, match=r"holds scales.text_model/.*/1/.*, for which this model has no target"):
+    with pytest.raises(UsageError, match=r"it has a parameter text_model\..*layers\.1\..*, and this model has none"):
         from_pretrained(shallow, tmp_path)
+    with pytest.raises(DataError, match=r"holds scales.text_model/.*/1/.*, for which this model has no target"):
+        from_pretrained(shallow, tmp_path, check_base=False)
 
 
 @pytest.mark.parametrize("layout", ["hf_clip", "timm_fused"])
@@ -375,6 +450,10 @@ def test_refusals_of_files(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"block_size": 0}, "block_size must be"),
+        ({"block_size": 8.5}, "block_size must be an integer ≥ 1, got 8.5"),
+        ({"block_size": 8.0}, "block_size must be an integer ≥ 1, got 8.0"),
+        ({"block_size": True}, "block_size must be an integer ≥ 1, got True"),
+        ({"block_size": "8"}, "block_size must be an integer ≥ 1, got '8'"),
         ({"block_size": 7}, "block_size 7 does not divide the width 32 of blocks.0.attn.qkv.q"),
         ({"targets": ("q", "gate")}, "targets must be of q, k, v.*'gate'"),
         ({"targets": ()}, "at least one"),

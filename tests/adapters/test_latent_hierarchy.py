@@ -358,6 +358,11 @@ def test_round_trip_and_refusals(tmp_path: Path) -> None:
         attach(nn.Linear(2, 2), LatentHierarchyConfig())
     for options, message in [
         ({"attributes": 1}, "attributes must be an integer ≥ 2"),
+        ({"attributes": 4.5}, "attributes must be an integer ≥ 2, got 4.5"),
+        ({"neighbours": True}, "neighbours must be an integer ≥ 1, got True"),
+        ({"c": "0.1"}, "c must be a positive number, got '0.1'"),
+        ({"margin": float("nan")}, "margin must be a number ≥ 0, got nan"),
+        ({"normalise": 2}, "normalise must be True or False, got 2"),
         ({"c": 0.0}, "c must be a positive number"),
         ({"margin": -1.0}, "margin must be a number ≥ 0"),
         ({"geometry": "flat"}, "geometry must be"),

@@ -187,6 +187,12 @@ def test_an_adapter_is_a_model_where_it_names_its_base(folders, tmp_path):
     assert torch.equal(again.encode_text(TEXTS), model.encode_text(TEXTS))
     config = tmp_path / "adapter" / "adapter_config.json"
     record = json.loads(config.read_text())
+    record["base_model"]["name"] = str(tmp_path / "gone")
+    config.write_text(json.dumps(record))
+    with pytest.raises(DataError, match=r"base model .*gone of the adapter in .* is not there.*--base MODEL"):
+        load_encoder(tmp_path / "adapter")
+    with pytest.raises(DataError, match=r"there is no folder .*nothing, where a model should be"):
+        load_encoder(tmp_path / "nothing")
     record["base_model"]["name"] = ""
     config.write_text(json.dumps(record))
     with pytest.raises(DataError, match="does not name the base model of the adapter"):

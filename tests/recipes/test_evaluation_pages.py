@@ -10,6 +10,7 @@ import pytest
 
 from leafward.cli import main
 from leafward.intervals import share_interval
+from leafward.tasks.breeds import read_breeds
 
 WORDS = ("evaluate", "--task", "retrieval", "--features")
 
@@ -56,6 +57,42 @@ def test_numbers_over_a_taxonomy_have_intervals(tmp_path):
     distances = [0] * 8 + [2, 4]
     mean, error = np.mean(distances), np.std(distances, ddof=1) / 10**0.5
     reach = 2.2621571628540993 * error  # Student's t with nine degrees of freedom
-    assert number["distance to the truth"]["interval"] == pytest.approx([mean - reach, mean + reach])
+    assert mean - reach < 0  # where no distance can be
+    assert number["distance to the truth"]["interval"] == pytest.approx([0.0, mean + reach])
     low, high = number["mistake severity"]["interval"]
     assert low < number["mistake severity"]["value"] == 1.5 < high
+
+
+def test_breeds_draws_accuracy_against_depth(tmp_path):
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "class_hierarchy.txt").write_text("r a\nr v\na dog\na cat\nv car\nv bus\n")
+    names = "".join(f"{name}\t{name}\n" for name in ("r", "a", "v", "dog", "cat", "car", "bus"))
+    (tmp_path / "tree" / "node_names.txt").write_text(names)
+    classes = [[i, name, name] for i, name in enumerate(("dog", "cat", "car", "bus"))]
+    (tmp_path / "tree" / "dataset_class_info.json").write_text(json.dumps(classes))
+    text = np.eye(7, dtype=np.float32)
+    label = read_breeds(tmp_path / "tree").tax.leaves  # each nearest to itself and to no group in particular
+    np.savez(tmp_path / "features.npz", text=text, image=text[label], label=label)
+    words = ["evaluate", "--task", "breeds", "--tree", str(tmp_path / "tree"), "--out", str(tmp_path / "out")]
+    assert main([*words, "--features", str(tmp_path / "features.npz")]) == 0
+    found = json.loads((tmp_path / "out" / "evaluation.json").read_text(encoding="utf-8"))
+    assert found["queries_by_depth"] == {"1": 4, "2": 4}
+    html = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert html.count("<svg ") == 1
+    assert "Accuracy by depth" in html
+    assert ">guessing<" in html
+
+
+def test_hierarcaps_draws_the_radius_of_each_level_without_images(tmp_path):
+    rows = [f"general {i} => middle {i} => special {i},x => y => z,{i}.jpg" for i in range(5)]
+    (tmp_path / "chains.csv").write_text("positive,negative,image_url\n" + "\n".join(rows) + "\n")
+    rng = np.random.default_rng(0)
+    root = np.array([[1.0, 0.0, 0.0, 0.0]], dtype=np.float32)
+    text = np.concatenate([root + level * 0.3 * rng.normal(size=(1, 4)) for _ in range(5) for level in (1, 2, 3)])
+    np.savez(tmp_path / "features.npz", text=text.astype(np.float32), root=root)
+    words = ["evaluate", "--task", "hierarcaps", "--data", str(tmp_path / "chains.csv"), "--out", str(tmp_path / "out")]
+    assert main([*words, "--features", str(tmp_path / "features.npz")]) == 0
+    html = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert html.count("<svg ") == 1
+    assert "Radius by level" in html
+    assert "over 5 chains" in html

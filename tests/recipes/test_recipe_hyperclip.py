@@ -100,12 +100,28 @@ def test_the_adapter_of_a_run_is_exported_merged(
     assert accuracy == pytest.approx(expected["accuracy"])
 
 
+def test_a_run_is_scored_on_its_own_test_images(
+    finished: tuple[Path, dict[str, Any]], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, result = finished
+    assert main(["evaluate", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    row = next(row for row in result["methods"] if row["method"] == "block-scale")
+    assert (100 * found["top1"], found["images"]) == (pytest.approx(row["accuracy"]), row["images"])
+    assert main(["evaluate", str(folder / "clip"), "--task", "zeroshot"]) == 2
+    assert "--data must name the labelled images" in " ".join(capsys.readouterr().err.split())
+    words = ["train", "hyperclip", "--images", str(folder / "images"), "--model", str(out), "--block-size", "8"]
+    assert main([*words, "--out", str(tmp_path / "second")]) == 2
+    assert "holds an adapter already; train on the merged one" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_hyperbolic_score_with_its_twin(config: Config, tmp_path: Path) -> None:
     result = hyperclip.run(replace(config, score="lorentz", twin=True, steps=3), tmp_path / "run")
     assert [row["method"] for row in result["methods"]] == ["block-scale, lorentz", "block-scale"]
     assert len({row["trainable"] for row in result["methods"]}) == 1
     (number,) = result["headline"]
     assert number["twin"] is not None
+    assert main(["evaluate", str(tmp_path / "run")]) == 2  # zero-shot is by the cosine
 
 
 def test_a_stopped_run_keeps_what_is_done(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +195,7 @@ def test_low_rank_round_trip(folder: Path, tmp_path: Path) -> None:
     expected = weight + 2.0 * held.b[key].double() @ held.a[key].double()  # pyright: ignore
     found = fresh.model.text_model.encoder.layers[0].self_attn.q_proj.weight
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
-    for options in ({"rank": 0}, {"alpha": 0.0}):
+    for options in ({"rank": 0}, {"rank": 2.5}, {"rank": True}, {"alpha": 0.0}, {"alpha": float("inf")}, {"seed": -1}):
         with pytest.raises(UsageError, match=f"{next(iter(options))} must be"):
             LowRankConfig(**options)  # pyright: ignore[reportArgumentType]
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,11 @@ from safetensors.torch import load_file
 from leafward.adapters import load_encoder
 from leafward.cli import main
 from leafward.errors import DataError, UsageError
+from leafward.hierarchy import Taxonomy
 from leafward.intervals import share_interval
 from leafward.recipes import _lathadapter_training as training
 from leafward.recipes import lathadapter
+from leafward.recipes._class_taxonomy import class_taxonomy
 from leafward.recipes._lathadapter_images import image_set
 from leafward.recipes.lathadapter import Config
 from leafward.report import read_run
@@ -304,8 +308,7 @@ def test_images_of_another_set_and_what_is_refused(pictures: Path, tmp_path: Pat
         twin=False,
     )
     result = lathadapter.run(config, tmp_path / "run")
-    assert {row["test"] for row in result["scores"]} == {"images"}
-    assert main(["evaluate", str(tmp_path / "run"), "--features", "x.npz"]) == 2
+    assert {row["test"] for row in result["scores"]} == {"images", "images (2)"}  # the same set, told apart
     with pytest.raises(UsageError, match="model is missing"):
         lathadapter.run(replace(config, model=None), tmp_path / "other")
     with pytest.raises(UsageError, match="features and images exclude each other"):
@@ -358,9 +361,179 @@ def test_a_run_is_scored_again_by_its_own_protocol(
     assert again["protocol"] == "base-to-new"
     assert [row["accuracy"] for row in again["scores"]] == [row["accuracy"] for row in result["scores"]]
     for words, message in [
-        (["--protocol", "few-shot"], "needs a run with --protocol few-shot"),
+        (["--protocol", "few-shot"], "needs a run of leafward train lathadapter --protocol few-shot"),
         (["--protocol", "domain"], "--protocol domain needs --features"),
+        (["--images", "x"], "--images: "),
+        (["--taxonomy", "nothing.csv"], "nothing.csv"),
         (["--protocol", "base-to-new", "--features", "x.npz"], "leave --features out"),
     ]:
-        assert main(["evaluate", str(out), *words]) == 2
+        assert main(["evaluate", str(out), *words]) in (1, 2)
         assert message in " ".join(capsys.readouterr().err.split())
+
+
+def tree(folder: Path, names: Sequence[str], name: str = "tree.csv") -> Path:
+    """A taxonomy of two groups by turns."""
+    rows = [f"{each},{'even' if place % 2 == 0 else 'odd'}" for place, each in enumerate(names)]
+    (folder / name).write_text("\n".join([*rows, "even,root", "odd,root"]))
+    return folder / name
+
+
+@pytest.fixture(scope="module")
+def in_pictures(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Config, dict[str, Any]]:
+    """A run on images, with prompts inside the model, made with paths of another directory."""
+    config = Config(
+        images=Path(os.path.relpath(pictures / "images")),
+        model=os.path.relpath(pictures / "clip"),
+        tokens=2,
+        hosts=("coop", "promptkd"),
+        baselines=("zero-shot", "tip-adapter"),
+        shots=(2,),
+        seeds=1,
+        max_steps=2,
+        attributes=(4,),
+        twin=False,
+        batch=4,
+    )
+    out = tmp_path_factory.mktemp("in-pictures") / "run"
+    return out, config, lathadapter.run(config, out)
+
+
+def scores_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    assert main([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out.splitlines()[-1])["scores"]
+
+
+def test_a_run_on_images_is_scored_again_from_anywhere(
+    in_pictures: tuple[Path, Config, dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out, config, result = in_pictures
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(training, "fit", None)  # nothing is trained again
+    again = scores_of(["evaluate", str(out)], capsys)
+    assert again == json.loads(json.dumps(result["scores"]))
+    assert main(["evaluate", str(out), "--features", "x.npz"]) == 2
+    assert "give other data sets with --images" in " ".join(capsys.readouterr().err.split())
+    assert main(["evaluate", str(out), "--protocol", "domain"]) == 2
+    assert "--protocol domain needs --images" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(UsageError, match="features is missing"):
+        lathadapter.run(replace(config, images=None), tmp_path / "other")
+
+
+@pytest.mark.parametrize("protocol", ["cross-dataset", "domain"])
+def test_a_run_on_images_is_scored_on_other_pictures(
+    protocol: str,
+    in_pictures: tuple[Path, Config, dict[str, Any]],
+    pictures: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With a taxonomy of those pictures; the accuracy of zero-shot is that of the model itself."""
+    out, config, _ = in_pictures
+    names = ["car", "dog", "grass"] if protocol == "domain" else ["dog", "bread", "red_bus"]
+    rng = np.random.default_rng(1)
+    for name in names:
+        (tmp_path / "others" / name).mkdir(parents=True)
+        for number in range(8):
+            Image.fromarray(rng.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(
+                tmp_path / "others" / name / f"{number}.png"
+            )
+    monkeypatch.setattr(training, "fit", None)
+    words = ["evaluate", str(out), "--protocol", protocol, "--images", str(tmp_path / "others")]
+    rows = scores_of([*words, "--taxonomy", str(tree(tmp_path, sorted(names)))], capsys)
+    assert {row["method"] for row in rows} == {
+        *config.baselines,
+        "coop",
+        "coop + LatHAdapter",
+        "promptkd",
+        "promptkd + LatHAdapter",
+    }
+    assert {row["test"] for row in rows} == {"others"}
+    encoder = load_encoder(pictures / "clip")
+    data = image_set(tmp_path / "others", encoder, config.template)  # pyright: ignore[reportArgumentType]
+    files = [data.images.files[row] for row in data.part(2).tolist()]  # pyright: ignore[reportAttributeAccessIssue]
+    texts = encoder.encode_text([config.template.format(name.replace("_", " ")) for name in data.class_names])
+    answers = (encoder.encode_image(files) @ texts.mT).argmax(dim=1)
+    truth = data.labels[data.part(2)]
+    zero_shot = next(row for row in rows if row["method"] == "zero-shot")
+    assert zero_shot["accuracy"] == pytest.approx(100 * float((answers == truth).double().mean()))
+    # In the tree a wrong answer of the same group is one edge up, any other two.
+    wrong = answers != truth
+    heights = torch.where((answers - truth) % 2 == 0, 1.0, 2.0)[wrong]
+    assert zero_shot["hierarchy"]["mistake_severity"] == pytest.approx(float(heights.mean()))
+    assert 0 <= zero_shot["hierarchy"]["backed_true"] <= 100
+
+
+def test_a_run_on_features_is_scored_with_another_taxonomy(
+    small: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Trained without one. Of the data sets that are scored, those whose classes it lacks go without."""
+    write_features(tmp_path / "far.npz", replace(synthetic(seed=1), name="far"))
+    strange = replace(synthetic(seed=2), class_names=tuple(f"strange {number}" for number in range(CLASSES)))
+    write_features(tmp_path / "strange.npz", strange)
+    config = replace(small, protocol="cross-dataset", hosts=("coop",), baselines=("zero-shot",), seeds=1, max_steps=5)
+    given = replace(config, targets=(tmp_path / "far.npz",))
+    lathadapter.run(given, tmp_path / "run")
+    run, source = str(tmp_path / "run"), str(tree(tmp_path, synthetic().class_names))
+    assert all("hierarchy" not in row for row in scores_of(["evaluate", run], capsys))
+    rows = scores_of(["evaluate", run, "--taxonomy", source], capsys)
+    assert {row["test"] for row in rows} == {"toy", "far"}
+    assert all(row["hierarchy"]["lca_height"] >= 0 for row in rows)
+    # The few-shot score of the same trainings, which have seen all classes.
+    few = scores_of(["evaluate", run, "--protocol", "few-shot"], capsys)
+    own = [row["accuracy"] for row in rows if row["test"] == "toy"]
+    assert [row["accuracy"] for row in few] == own
+
+    files = [str(tmp_path / "far.npz"), str(tmp_path / "strange.npz")]
+    assert main(["evaluate", run, "--features", *files, "--taxonomy", source, "--out", str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "The taxonomy lacks classes of strange" in page
+    assert "Mistakes in the taxonomy" in page
+    assert "mistakes in the taxonomy" in capsys.readouterr().out
+    assert main(["evaluate", run, "--features", files[1], "--taxonomy", source]) == 1
+    assert "lacks 8 of the classes, for example 'strange 0'" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_taxonomy_of_a_run_may_lack_the_classes_of_other_data(
+    finished: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    strange = replace(synthetic(seed=2), class_names=tuple(f"strange {number}" for number in range(CLASSES)))
+    write_features(tmp_path / "strange.npz", strange)
+    rows = scores_of(["evaluate", str(finished[0]), "--features", str(tmp_path / "strange.npz")], capsys)
+    assert {row["test"] for row in rows} == {"strange"}
+    assert all("hierarchy" not in row for row in rows)
+
+
+def test_classes_are_found_in_wordnet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the first sense of their names; what is above them stays, what is beside them goes."""
+    (tmp_path / "nouns.csv").write_text(
+        "child,parent\nentity.n.01,\nanimal.n.01,entity.n.01\ndog.n.01,animal.n.01\npoodle.n.01,dog.n.01\n"
+        "cat.n.01,animal.n.01\nred_bus.n.01,entity.n.01\ndog.n.02,entity.n.01\n"
+    )
+    monkeypatch.setattr(Taxonomy, "from_wordnet", lambda: Taxonomy.load(tmp_path / "nouns.csv"))
+    tax = class_taxonomy("wordnet", ["Dog", "cat.n.01", "red bus"], ["dog", "unicorn"])
+    assert set(tax.names) == {"entity.n.01", "animal.n.01", "Dog", "cat.n.01", "red bus"}
+    assert int(tax.distance("Dog", "cat.n.01")) == 2
+    assert set(class_taxonomy("wordnet:animal.n.01", ["dog", "poodle"]).names) == {"animal.n.01", "dog", "poodle"}
+    with pytest.raises(DataError, match="wordnet lacks 1 of the classes, for example 'unicorn'"):
+        class_taxonomy("wordnet", ["dog", "unicorn"])
+    with pytest.raises(DataError, match=r"'dog' and 'dog\.n\.01' are the same node"):
+        class_taxonomy("wordnet", ["dog", "dog.n.01"])
+
+
+def test_zero_shot_takes_wordnet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    names = tuple(f"class {number}" for number in range(CLASSES))
+    rows = [f"class_{number}.n.01,{'even' if number % 2 == 0 else 'odd'}" for number in range(CLASSES)]
+    (tmp_path / "nouns.csv").write_text("\n".join([*rows, "even,root", "odd,root", "beside,root"]))
+    monkeypatch.setattr(Taxonomy, "from_wordnet", lambda: Taxonomy.load(tmp_path / "nouns.csv"))
+    write_features(tmp_path / "toy.npz", synthetic())
+    found = []
+    for source in ("wordnet", str(tree(tmp_path, names))):
+        words = ["evaluate", "--task", "zeroshot", "--features", str(tmp_path / "toy.npz"), "--taxonomy", source]
+        assert main([*words, "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out.splitlines()[-1]))
+    assert found[0]["hierarchical"] == found[1]["hierarchical"]
+    assert found[0]["least_expected_distance"] == found[1]["least_expected_distance"]

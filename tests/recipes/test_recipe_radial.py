@@ -180,7 +180,6 @@ def test_a_root_that_would_not_be_learned_is_refused_before_training(base, tmp_p
 
 def test_tau_of_validation_captions_counts_branches_as_edges(base):
     encoder = load_encoder(base / "sentence")
-    model = RadialModel(encoder, RadialConfig())
     tree = Captions(("animal", "dog", "a small dog on the grass", "cat"), (-1, 0, 1, 0), (None,) * 4)
     chain = Captions.chain(["food", "pizza", "pizza on the table"], root="a photo of")
     radii = {
@@ -196,7 +195,40 @@ def test_tau_of_validation_captions_counts_branches_as_edges(base):
 
     edges = [tau("", "animal", "dog"), tau("", "dog", "a small dog on the grass"), tau("", "animal", "cat")]
     expected = np.mean([*edges, tau("a photo of", *chain.texts)])
-    assert training.chain_tau([tree, chain], model) == pytest.approx(expected)
+    assert np.mean(training.chain_taus([tree, chain], encoder, None)) == pytest.approx(expected)
+
+
+def test_without_a_test_the_captions_kept_from_training_are_scored(base, tmp_path, capsys):
+    command = ["train", "radial", "--model", str(base / "sentence"), "--data", str(base / "train.jsonl")]
+    assert main([*command, "--lr", "1e-3", "--device", "cpu", "--json", "--out", str(tmp_path / "run")]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["captions"] == {"learned": 5, "validation": 1}
+    (number,) = result["headline"]
+    assert number["name"] == "τ_d of the captions kept from training"
+    learned, (kept,) = training.split(CAPTIONS, 0.05, seed=0)
+    assert kept not in learned
+    for folder, found in ((base / "sentence", result["before"]), (tmp_path / "run", result["after"])):
+        vectors = load_encoder(folder).encode_text(["", *kept.texts])
+        radii = (vectors[1:] - vectors[0]).norm(dim=1).tolist()
+        pairs = [(i, j) for j in range(len(radii)) for i in range(j)]
+        tau = np.mean([1.0 if radii[i] <= radii[j] else -1.0 for i, j in pairs])
+        assert found == {"validation_tau": pytest.approx(tau)}
+    assert "1 captions were kept from training" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_the_split_keeps_images_together_and_every_root_in_training():
+    rows = [Captions.chain(["animal", "dog"], image=f"{i // 2}.jpg", root="" if i < 18 else "rare") for i in range(20)]
+    for seed in range(20):
+        learned, watched = training.split(rows, 0.3, seed)
+        assert len(learned) + len(watched) == 20
+        assert not {each.image for each in learned} & {each.image for each in watched}
+        assert {each.root for each in learned} == {"", "rare"}
+        assert len(watched) in (4, 6)
+    assert training.split(rows, 0.0, 0) == (rows, [])
+    assert training.split(rows[:8], 0.05, 0) == (rows[:8], [])  # of four images none can be spared
+    assert len(training.split(rows[:10], 0.05, 0)[1]) == 2
+    with pytest.raises(DataError, match="leaves no caption"):
+        training.split(rows[:4], 0.99, 0)
 
 
 def test_only_the_text_side_of_clip_changes(base, tmp_path):

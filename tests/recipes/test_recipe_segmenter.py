@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from dataclasses import replace
@@ -17,7 +18,7 @@ from leafward.adapters import adapters, from_pretrained, load_encoder
 from leafward.cli import main
 from leafward.engine import parameter_groups
 from leafward.errors import DataError, UsageError
-from leafward.recipes import _segmenter, segmenter
+from leafward.recipes import _segmenter, _segmenter_training, segmenter
 from leafward.recipes._segmenter_drawing import overlay, palette
 from leafward.recipes.segmenter import Config
 from leafward.tasks.open_vocabulary import OpenVocabularyTask, measure
@@ -54,8 +55,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(folder: Path) -> Path:
     config = Config(
-        data=folder / "scenes",
-        model=str(folder / "clip"),
+        data=Path(os.path.relpath(folder / "scenes")),
+        model=os.path.relpath(folder / "clip"),
         block_size=8,
         size=32,
         channels=16,
@@ -68,15 +69,94 @@ def run(folder: Path) -> Path:
     return folder / "run"
 
 
-def test_a_run_keeps_what_was_learned(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_keeps_what_was_learned(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     result = json.loads((run / "result.json").read_text())
     assert (run / "adapter" / "adapter_config.json").is_file()
     assert (run / "decoder" / "model.safetensors").is_file()
     assert "Open-vocabulary segmentation" in (run / "report.html").read_text()
-    # The same scenes, scored again from the files.
+    # The same scenes, scored again from the files; the run was made with paths of another directory.
+    monkeypatch.chdir(tmp_path)
     assert main(["evaluate", str(run), "--data", str(run.parent / "scenes"), "--json"]) == 0
     again = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert again["miou"] == pytest.approx(result["metrics"]["miou"], abs=1e-6)
+    assert main(["evaluate", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == again
+
+
+def test_the_scenes_of_a_run_are_scored_as_the_run_scored_them(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    """With its own number of ignored pixels, and with the scenes that its seed held out."""
+    scenes = shutil.copytree(folder / "scenes", tmp_path / "scenes")
+    for path in (scenes / "masks").iterdir():
+        from PIL import Image
+
+        mask = np.array(Image.open(path))
+        mask[mask == 255] = 7
+        Image.fromarray(mask).save(path)
+    config = replace(_short(folder, "frozen"), data=scenes, ignore=7, seed=3)
+    expected = segmenter.run(config, tmp_path / "run")
+    assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["iou"] == expected["iou"]
+    assert found["data"] == str(scenes)
+    assert main(["evaluate", str(tmp_path / "run"), "--ignore", "255"]) == 1
+    assert "has label 7" in capsys.readouterr().err
+    assert main(["evaluate", str(tmp_path / "run"), "--most", "0"]) == 2
+    assert "--most must be" in capsys.readouterr().err
+    shutil.rmtree(scenes)
+    assert main(["evaluate", str(tmp_path / "run")]) == 1
+    assert str(scenes) in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_model_that_is_gone_is_named(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    clip = shutil.copytree(folder / "clip", tmp_path / "clip")
+    segmenter.run(replace(_short(folder, "block-scale"), model=str(clip)), tmp_path / "run")
+    clip.rename(tmp_path / "elsewhere")
+    assert main(["evaluate", str(tmp_path / "run")]) == 1
+    assert f"there is no folder {clip}, where a model should be" in " ".join(capsys.readouterr().err.split())
+
+
+def test_methods_are_compared_under_one_budget(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    config = replace(_short(folder, "lora"), compare=True)
+    # Stopped in the third training, and taken up again.
+    fit, count = _segmenter_training.fit, []
+
+    def stop(*arguments: Any) -> Any:
+        count.append(1)
+        if len(count) == 3:
+            raise KeyboardInterrupt
+        return fit(*arguments)
+
+    monkeypatch.setattr(_segmenter_training, "fit", stop)
+    with pytest.raises(KeyboardInterrupt):
+        segmenter.run(config, tmp_path / "run")
+    result = segmenter.run(config, tmp_path / "run", resume=True)
+    assert len(count) == 1 + 6
+    rows = {row["method"]: row for row in result["methods"]}
+    assert list(rows) == ["frozen", "block-scale", "orthogonal", "lora", "attention", "full"]
+    assert rows["frozen"]["trainable"] == 0
+    assert rows["block-scale"]["trainable"] == 2 * 2 * 3 * 4 * 8 * 8  # encoders, layers, projections, blocks
+    assert rows["attention"]["trainable"] == 2 * 2 * 3 * 32 * 32
+    # Each as it would be alone, and the one that was named is kept.
+    alone = segmenter.run(_short(folder, "lora"), tmp_path / "alone")
+    assert result["metrics"] == alone["metrics"] == rows["lora"]["metrics"]
+    assert [number["name"] for number in result["headline"]] == [f"{name}: mIoU" for name in rows]
+    assert result["headline"][3]["value"] == alone["headline"][0]["value"]
+    assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
+    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert again["miou"] == pytest.approx(alone["metrics"]["miou"], abs=1e-6)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Methods under the same budget" in page
+    assert "Methods under the same budget" not in (tmp_path / "alone" / "report.html").read_text()
+
+
+def test_an_overwritten_run_holds_no_adapter_of_the_one_before(folder: Path, tmp_path: Path) -> None:
+    segmenter.run(_short(folder, "block-scale"), tmp_path / "run")
+    segmenter.run(_short(folder, "frozen"), tmp_path / "run", overwrite=True)
+    assert not adapters(_segmenter.open_run(tmp_path / "run")[1].encoder.model)
 
 
 def test_an_evaluation_shows_every_class(run: Path, tmp_path: Path, evaluation_shown: Any) -> None:
@@ -113,6 +193,8 @@ def test_explain_draws_any_words(run: Path, tmp_path: Path, capsys: pytest.Captu
     assert "pizza" in (tmp_path / "index.html").read_text()
     assert main(["explain", str(run), str(photo), "--out", str(tmp_path)]) == 2
     assert "give at least one photo and --words" in capsys.readouterr().err
+    assert main(["explain", str(run), str(photo), "--words", "dog", "--background", "2"]) == 2
+    assert "--background must be in 0…1, got 2.0" in capsys.readouterr().err
 
 
 def test_overlay_leaves_the_background_alone() -> None:

@@ -93,6 +93,20 @@ def test_subtree_walk_and_cone(scene):
         search(folder, like=("tom",), under="dgo")
 
 
+def test_a_single_vector_is_one_query(scene):
+    folder, vectors = scene
+    build(folder, c=0.5)
+    np.save(folder / "one.npy", vectors[2])
+    (found,) = names(search(folder, queries=folder / "one.npy", k=3))
+    assert found == by_distance(vectors, vectors[2], 0.5)[:3]
+    np.save(folder / "cube.npy", vectors[None])
+    with pytest.raises(DataError, match=r"cube.npy: expected one matrix"):
+        search(folder, queries=folder / "cube.npy")
+    np.savez(folder / "two.npz", first=vectors[0], second=vectors[1])
+    with pytest.raises(DataError, match=r"two.npz: expected one matrix"):
+        search(folder, queries=folder / "two.npz")
+
+
 def test_scores_against_the_queries_nodes(scene):
     folder, vectors = scene
     build(folder)

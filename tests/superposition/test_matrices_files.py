@@ -57,7 +57,7 @@ def test_arrays_and_tensors_are_taken_as_they_are() -> None:
 def test_several_matrices_need_a_choice_and_a_misspelt_one_is_corrected(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     save_file({"encoder.weight": rows(), "decoder.weight": rows(5, 4), "step": torch.tensor([1.0])}, path)
-    with pytest.raises(UsageError, match=r"2 matrices.*tensor=.*decoder\.weight, encoder\.weight"):
+    with pytest.raises(UsageError, match=r"2 matrices.*--tensor;.*decoder\.weight, encoder\.weight"):
         open_matrix(path)
     with pytest.raises(UsageError, match=r"did you mean 'decoder\.weight'"):
         open_matrix(path, tensor="decoder.wieght")
@@ -202,7 +202,7 @@ def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
 def test_a_norm_needs_a_checkpoint(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", rows().numpy())
     for target in (tmp_path / "a.npy", rows()):
-        with pytest.raises(UsageError, match="fold_norm"):
+        with pytest.raises(UsageError, match="--fold-norm"):
             open_matrix(target, fold_norm=True)
 
 

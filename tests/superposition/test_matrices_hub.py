@@ -93,7 +93,7 @@ def test_a_projected_embedding_reports_the_width_that_is_used(tmp_path: Path) ->
     report = audit(tmp_path)
     assert (report.width, report.hidden_size) == (8, 16)
     assert any("8 wide while hidden_size is 16" in note for note in report.notes)
-    with pytest.raises(DataError, match="fold_norm"):
+    with pytest.raises(DataError, match="--fold-norm"):
         open_matrix(tmp_path, fold_norm=True)
 
 
@@ -228,7 +228,7 @@ def test_a_broken_config_is_named(tmp_path: Path, content: str) -> None:
 def test_without_config_a_directory_is_only_a_set_of_tensors(tmp_path: Path) -> None:
     save(tmp_path, "LlamaConfig", **LLAMA, tie_word_embeddings=False)
     (tmp_path / "config.json").unlink()
-    with pytest.raises(UsageError, match="choose one with tensor="):
+    with pytest.raises(UsageError, match="choose one with --tensor"):
         open_matrix(tmp_path)
     assert open_matrix(tmp_path, tensor="lm_head.weight").rows == 60
 
@@ -251,7 +251,7 @@ def test_two_embeddings_need_a_choice(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"tie_word_embeddings": True, "vocab_size": 10}))
     names = ("left.embed_tokens.weight", "right.embed_tokens.weight")
     save_file({name: torch.randn(10, 4) for name in names}, tmp_path / "model.safetensors")
-    with pytest.raises(UsageError, match=r"tensor=: left\.embed_tokens\.weight, right\.embed_tokens\.weight"):
+    with pytest.raises(UsageError, match=r"--tensor: left\.embed_tokens\.weight, right\.embed_tokens\.weight"):
         open_matrix(tmp_path)
     assert open_matrix(tmp_path, tensor=names[1]).tensor == names[1]
 

@@ -53,7 +53,7 @@ def test_timm_pretrained_weights_are_loaded_by_timm() -> None:
     matrix = open_matrix("timm:leafward_audit_probe", tensor="fc.weight")
     torch.manual_seed(7)
     assert torch.equal(everything(matrix), torch.nn.Linear(5, 11).weight.detach())
-    with pytest.raises(UsageError, match=r"choose one with tensor=.*fc\.weight"):
+    with pytest.raises(UsageError, match=r"choose one with --tensor.*fc\.weight"):
         open_matrix("timm:leafward_audit_probe")
     with pytest.raises(UsageError, match=r"did you mean 'fc\.weight'"):
         open_matrix("timm:leafward_audit_probe", tensor="fc.wight")
@@ -75,7 +75,7 @@ def test_names_are_checked(vit: tuple[torch.nn.Module, Path]) -> None:
         open_matrix("open_clip:ViT-B32")
     with pytest.raises(UsageError, match=r"neither a file nor a tag.*did you mean 'openai'"):
         open_matrix("open_clip:ViT-B-32@openia")
-    with pytest.raises(UsageError, match="fold_norm"):
+    with pytest.raises(UsageError, match="--fold-norm"):
         open_matrix(f"timm:test_vit@{vit[1]}", fold_norm=True)
 
 

@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from leafward.adapters._checks import check_integers
 from leafward.adapters.layouts import ATTENTION, Encoder, Role, Site, find_sites, without_layer
 from leafward.adapters.surface import WeightAdapter
 from leafward.errors import UsageError
@@ -44,8 +45,7 @@ class BlockScaleConfig:
     """What shares one S: the blocks of a matrix, the projections of a layer, the layers of an encoder."""
 
     def __post_init__(self) -> None:
-        if self.block_size < 1:
-            raise UsageError(f"block_size must be an integer ≥ 1, got {self.block_size!r}")
+        check_integers(self, {"block_size": 1})
         for field, allowed in (("constraint", Constraint), ("share", Shared), ("encoder", Encoder)):
             value = getattr(self, field)
             for each in (value,) if isinstance(value, str) else value:

@@ -290,6 +290,8 @@ def load_encoder(source: str | Path) -> Encoder:
             return _load_open_clip(f"local-dir:{folder}", None)
         if not (folder / "config.json").is_file():
             raise DataError(f"{folder} holds no model: there is neither config.json nor {OPEN_CLIP_CONFIG} in it")
+    elif folder.is_absolute() or text.startswith("."):  # else it may be a name on the hub
+        raise DataError(f"there is no folder {folder}, where a model should be")
     return _load_transformers(text)
 
 
@@ -298,6 +300,11 @@ def _load_adapted(folder: Path) -> Encoder:
     base = read_config(folder)["base_model"]["name"]
     if not base:
         raise DataError(f"{folder / ADAPTER_CONFIG} does not name the base model of the adapter")
+    if Path(base).is_absolute() and not Path(base).is_dir():
+        raise DataError(
+            f"the base model {base} of the adapter in {folder} is not there; where it lies elsewhere, merge the two: "
+            f"leafward export {folder} --to DIR --merged --base MODEL"
+        )
     encoder = load_encoder(base)
     from_pretrained(encoder.model, folder)
     return encoder

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from leafward import __version__
+from leafward.adapters.fingerprint import checked, difference, fingerprint
 from leafward.adapters.surface import (
     Adapter,
     AdapterConfig,
-    BaseModel,
     adapters,
     attach,
     chosen,
@@ -59,7 +59,13 @@ def save_pretrained(model: nn.Module, directory: PathLike, name: str | None = No
             "format": FORMAT,
             "method": adapter.config.method,
             "leafward_version": __version__,
-            "base_model": {"name": base.name, "revision": base.revision, "class": base.kind},
+            "base_model": {
+                "name": base.name,
+                "revision": base.revision,
+                "class": base.kind,
+                # A base that is trained along with its adapter is not the one that the adapter will be put on.
+                **(fingerprint(model) if adapter.freezes_base else {}),
+            },
             "config": to_dict(adapter.config),
         },
     )
@@ -70,11 +76,12 @@ def from_pretrained(
 ) -> Model:
     """Attach the adapter in `directory` to `model`; another base model, a missing target or another width is refused.
 
-    `check_base=False` allows a base model of another name, where the shapes fit.
+    The base is known by a few of its weights, wherever its folder lies; `check_base=False` allows another one, where
+    the shapes fit.
     """
     record = read_config(directory)
     if check_base:
-        _check_base(record, store_of(model).base if adapters(model) else identity(model), Path(directory))
+        _check_base(record["base_model"], model, Path(directory))
     saved = record["base_model"]
     tensors = read_weights(Path(directory))
     attach(model, record["config"], name, base_model=saved["name"] or None, revision=saved["revision"] or None)
@@ -105,24 +112,31 @@ def read_config(directory: PathLike) -> dict[str, Any]:
             raise DataError(f"{path}: {key!r} must be an object, not {record.get(key)!r}")
     module, config = METHODS[method]
     base = {key: str(record["base_model"].get(key) or "") for key in ("name", "revision", "class")}
+    known = checked(record["base_model"], str(path))
     cls: type[AdapterConfig] = getattr(importlib.import_module(module), config)
-    return {**record, "base_model": base, "config": from_dict(cls, record["config"])}
+    return {**record, "base_model": base | known, "config": from_dict(cls, record["config"])}
 
 
-def _check_base(record: dict[str, Any], here: BaseModel, directory: Path) -> None:
-    """The last part of the name, the revision and the class must agree, where both sides know them."""
-    saved = record["base_model"]
-    pairs = {
-        "name": (Path(saved["name"]).name, Path(here.name).name),
-        "revision": (saved["revision"], here.revision),
-        "class": (saved["class"], here.kind),
-    }
+def _check_base(saved: dict[str, Any], model: nn.Module, directory: Path) -> None:
+    """The class and the weights must agree; where none were written down, the revision and the last part of the name
+    in their place, as far as both sides know them."""
+    here = store_of(model).base if adapters(model) else identity(model)
+    pairs = {"class": (saved["class"], here.kind)}
+    if "weights" not in saved:
+        pairs |= {
+            "name": (Path(saved["name"]).name, Path(here.name).name),
+            "revision": (saved["revision"], here.revision),
+        }
+    allow = "check_base=False, or leafward export --merged --base, takes it all the same"
     for what, (wanted, got) in pairs.items():
         if wanted and got and wanted != got:
             raise UsageError(
-                f"the adapter in {directory} belongs to a base model of {what} {wanted!r}, not {got!r}; "
-                "check_base=False attaches it all the same"
+                f"the adapter in {directory} belongs to a base model of {what} {wanted!r}, not {got!r}; {allow}"
             )
+    found = difference(saved, model) if "weights" in saved else None
+    if found is not None:
+        name = f" {saved['name']}" if saved["name"] else ""
+        raise UsageError(f"the adapter in {directory} belongs to another base model{name}: {found}; {allow}")
 
 
 def read_weights(directory: Path) -> dict[str, Tensor]:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
+from leafward.adapters._checks import check_flags, check_integers, check_numbers
 from leafward.adapters.prompts.host import Host, Output, cosine
 from leafward.adapters.scores import distances
 from leafward.adapters.surface import Adapter, adapters
@@ -61,15 +62,10 @@ class LatentHierarchyConfig:
     """Seed of the attributes' beginning."""
 
     def __post_init__(self) -> None:
-        for name, least in (("attributes", 2), ("neighbours", 1), ("triplets", 1), ("queue", 0), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise UsageError(f"{name} must be an integer ≥ {least}, got {getattr(self, name)!r}")
-        for name in ("c", "temperature"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise UsageError(f"{name} must be a positive number, got {getattr(self, name)!r}")
-        for name in ("refinement", "margin", "hierarchy_weight"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise UsageError(f"{name} must be a number ≥ 0, got {getattr(self, name)!r}")
+        check_integers(self, {"attributes": 2, "neighbours": 1, "triplets": 1, "queue": 0, "seed": 0})
+        check_numbers(self, "c", "temperature", positive=True)
+        check_numbers(self, "refinement", "margin", "hierarchy_weight")
+        check_flags(self, "normalise")
         if self.geometry not in ("lorentz", "euclidean"):
             raise UsageError(f"geometry must be 'lorentz' or 'euclidean', got {self.geometry!r}")
 

@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from leafward.adapters._checks import check_integers, check_numbers
 from leafward.adapters.layouts import ATTENTION, Encoder, Role, Site, find_sites
 from leafward.adapters.surface import WeightAdapter
-from leafward.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,9 @@ class LowRankConfig:
     """Seed of A."""
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise UsageError(f"rank must be an integer ≥ 1, got {self.rank!r}")
-        if self.alpha is not None and not self.alpha > 0:
-            raise UsageError(f"alpha must be a positive number or None, got {self.alpha!r}")
+        check_integers(self, {"rank": 1, "seed": 0})
+        if self.alpha is not None:
+            check_numbers(self, "alpha", positive=True)
 
     def build(self, model: nn.Module) -> LowRank:
         sites = find_sites(model, self.targets, self.encoder)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
+from leafward.adapters._checks import check_numbers
 from leafward.errors import UsageError
 
 Geometry = Literal["euclidean", "lorentz"]
@@ -42,11 +42,5 @@ class RadialConfig:
         ):
             if getattr(self, name) not in allowed:
                 raise UsageError(f"{name} must be {' or '.join(allowed)}, got {getattr(self, name)!r}")
-        for name in ("pull", "contrast", "hardest", "margin"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise UsageError(f"{name} must be a number ≥ 0, got {value!r}")
-        for name in ("c", "aperture"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise UsageError(f"{name} must be a positive number, got {value!r}")
+        check_numbers(self, "pull", "contrast", "hardest", "margin")
+        check_numbers(self, "c", "aperture", positive=True)

@@ -180,7 +180,7 @@ def attach(
         store = AdapterStore(identity(model))
         model.add_module(STORE, store)
     if base_model is not None or revision is not None:
-        name_of_base = _lasting(base_model) if base_model else store.base.name
+        name_of_base = lasting(base_model) if base_model else store.base.name
         store.base = BaseModel(name_of_base, revision or store.base.revision, store.base.kind)
     if adapter.freezes_base:
         for key, parameter in model.named_parameters():
@@ -271,11 +271,14 @@ def identity(model: nn.Module) -> BaseModel:
     if not name:
         timm = getattr(model, "pretrained_cfg", None) or {}
         name = timm.get("architecture", "") if isinstance(timm, dict) else ""
-    return BaseModel(_lasting(str(name)), str(getattr(config, "_commit_hash", None) or ""), type(model).__name__)
+    return BaseModel(lasting(str(name)), str(getattr(config, "_commit_hash", None) or ""), type(model).__name__)
 
 
-def _lasting(name: str) -> str:
-    """A directory by its whole path, so that an adapter finds its base model from wherever it is used."""
+def lasting(name: str) -> str:
+    """The name of a model that holds in every directory: a folder, and weights after an @, by their whole path."""
+    model, at, weights = name.partition("@")
+    if at and Path(weights).is_file():
+        return f"{model}@{Path(weights).resolve()}"
     return str(Path(name).resolve()) if name and Path(name).is_dir() else name
 
 

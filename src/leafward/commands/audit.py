@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from leafward.errors import UsageError
+from leafward.errors import UsageError, need
 from leafward.files import check_writable
 
 if TYPE_CHECKING:
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 @dataclass
 class Args:
     targets: Annotated[tuple[str, ...], tyro.conf.Positional]
-    """Hugging Face directory, .safetensors or .npy file, timm:NAME[@FILE] or open_clip:NAME[@FILE]; one or several."""
+    """Hugging Face directory, .safetensors, .npy or .npz file (also one of leafward data features), timm:NAME[@FILE] or
+    open_clip:NAME[@FILE]; one or several."""
     tensor: str | None = None
-    """Which 2-D weight to read, where the target holds several."""
+    """Which 2-D weight to read, where the target holds several; of a feature file text_features or image_features."""
     fold_norm: bool = False
     """Multiply the rows by the gain of the final norm first."""
     token_counts: Path | None = None
@@ -40,7 +41,12 @@ class Args:
     seed: int = 0
     """Seed of the sampled rows."""
     radius: bool = False
-    """Also the hyperbolic radius of the rows: of text and image features, before and after an adapter."""
+    """Also the hyperbolic radius of the rows. Of feature files: of both their sides, and the accuracy with every score
+    when the texts are brought to another radius; two files are the features before and after an adapter."""
+    c: float = 0.1
+    """With --radius: curvature −c of the Lorentz score."""
+    radius_weight: float = 0.1
+    """With --radius: weight of the radius term."""
     losses: Path | None = None
     """CSV with columns model, corpus, m, loss[, params, depth, tokens]: fit L = C/m^a + offsets over its models."""
     out: Path | None = None
@@ -52,18 +58,23 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         raise UsageError("TARGET is missing; give a directory, a file, timm:NAME or open_clip:NAME")
     if len(set(args.targets)) < len(args.targets):
         raise UsageError(f"TARGET: one of them is there twice: {' '.join(args.targets)}")
+    need(args.c > 0, "--c", "a positive number", args.c)
+    need(args.radius_weight >= 0, "--radius-weight", "a number ≥ 0", args.radius_weight)
     out = args.out or Path("runs") / f"audit-{_slug(args.targets[0])}"
     check_writable(out)
     losses = _losses(args)  # before the audits, which may take long
     reports = [_audit(target, args) for target in args.targets]
     for report in reports:
         show(console, report)
+    names = _names(args.targets)
     result: dict[str, Any] = {"audits": [report.to_dict() for report in reports]}
     page = audit_page(reports)
     if args.radius:
-        result["radius"] = _radii(reports, console, page)
+        from leafward.commands._audit_radius import add_radius
+
+        result |= add_radius(reports, names, args.c, args.radius_weight, console, page)
     if len(reports) > 1:
-        result["family"] = _family(reports, args.targets, losses, console, page)
+        result["family"] = _family(reports, names, losses, console, page)
     _write(out, result, page)
     console.print(f"wrote {out / 'report.html'} and {out / 'audit.json'}")
     return {"out": str(out), **result}
@@ -156,32 +167,14 @@ def _overlap_figure(report: AuditReport) -> Figure:
     return figure
 
 
-def _radii(reports: list[AuditReport], console: Console, page: Page) -> list[dict[str, Any]]:
-    """The rows taken as tangent vectors z at the origin of the Poincaré ball: Rad(exp₀(z)) = 2‖z‖, whatever c is."""
-    from leafward.commands._show import show_rows
-
-    found = []
-    for report in reports:
-        norms, at = report.norms, report.norms.quantiles
-        lengths = {"mean": norms.mean, "std": norms.std, "low": at["0.05"], "median": at["0.5"], "high": at["0.95"]}
-        found.append({"target": report.target, **{name: 2.0 * length for name, length in lengths.items()}})
-    columns = ["", "mean", "std", "5 %", "median", "95 %"]
-    rows = [(_slug(each["target"]), *(f"{value:.4g}" for value in list(each.values())[1:])) for each in found]
-    show_rows(console, columns, rows, "hyperbolic radius")
-    page.section("Hyperbolic radius of the rows")
-    page.table(columns, [list(row) for row in rows], "Rad(exp₀(z)) = 2‖z‖ for every curvature; a cosine cannot see it")
-    return found
-
-
 def _family(
-    reports: list[AuditReport], targets: tuple[str, ...], losses: LossTable | None, console: Console, page: Page
+    reports: list[AuditReport], names: list[str], losses: LossTable | None, console: Console, page: Page
 ) -> dict[str, Any]:
     """Widths side by side and, with a losses table, the fit L = C/m^a + offsets."""
     from leafward.commands._show import show_rows
     from leafward.superposition.audit_family import audit_family
 
-    names = [_slug(target) for target in targets]
-    family = audit_family(*reports, names=names if len(set(names)) == len(names) else targets, losses=losses)
+    family = audit_family(*reports, names=names, losses=losses)
     rows = [
         (name, str(width), f"{raw:.4g}", f"{centred:.4g}")
         for name, width, raw, centred in zip(
@@ -221,8 +214,15 @@ def _write(out: Path, result: dict[str, Any], page: Page) -> None:
     page.write(out / "report.html")
 
 
+def _names(targets: tuple[str, ...]) -> list[str]:
+    """Short names that tell the targets apart."""
+    names = [_slug(target) for target in targets]
+    return names if len(set(names)) == len(names) else list(targets)
+
+
 def _slug(target: str) -> str:
     """A short name for a target: the last part of its path, in letters, digits, dots and dashes."""
     name = Path(target.partition("@")[0]).name
-    name = name.removesuffix(".npy").removesuffix(".safetensors")
+    for ending in (".npy", ".npz", ".safetensors"):
+        name = name.removesuffix(ending)
     return re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-") or "matrix"

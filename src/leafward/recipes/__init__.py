@@ -43,6 +43,7 @@ EVALUATION_OF: dict[str, str] = {
     "hcformer": "vision",
     "himapper": "himapper",
     "lathadapter": "fewshot",
+    "hyperclip": "zeroshot",
     "segmenter": "open-vocabulary",
     "radial": "hierarcaps",
     "helm": "language",

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from leafward.engine.config import to_dict
 from leafward.intervals import mean_interval, share_interval
-from leafward.recipes._hyperclip_training import SWEEP
-from leafward.report import Estimate, Number, Page, legend, line_with_band, log_axis, new_figure
+from leafward.recipes._hyperclip_radius import sweep_figure
+from leafward.report import Estimate, Number, Page
 from leafward.report.figures import SERIES
 
 if TYPE_CHECKING:
@@ -87,18 +87,15 @@ def page(config: Config, result: dict[str, Any], environment: dict[str, Any]) ->
         f"Rad(exp₀(z)) = 2‖z‖ for every curvature; means over test images and classes, seed {config.seed}",
     )
     names = list(dict.fromkeys(row["name"] for row in firsts))
+    looks = {
+        row["method"]: {
+            "color": SERIES[names.index(row["name"]) % len(SERIES)],
+            "linestyle": "-" if row["score"] == "cosine" else "--",
+        }
+        for row in firsts
+    }
     for score in firsts[0]["sweep"]:
-        figure, axes = new_figure(height=4.4 if len(firsts) > 1 else 3.3)
-        for row in firsts:
-            values = [100.0 * point["accuracy"] for point in row["sweep"][score]]
-            look = {"color": SERIES[names.index(row["name"]) % len(SERIES)], "marker": "o"}
-            look["linestyle"] = "-" if row["score"] == "cosine" else "--"
-            line_with_band(axes, SWEEP, values, label=row["method"], **look)
-        log_axis(axes, "x")
-        axes.set_xticks(SWEEP, [f"{factor:g}" for factor in SWEEP])
-        axes.set_xticks([], minor=True)
-        axes.set(xlabel="radius of the texts, times their own", ylabel="accuracy, %")
-        legend(axes, ncols=2, loc="upper center", bbox_to_anchor=(0.45, -0.18), handlelength=3)
+        figure = sweep_figure({row["method"]: row["sweep"][score] for row in firsts}, looks)
         made.figure(figure, f"Score {score}: accuracy when the texts are brought to another radius, seed {config.seed}")
     made.section("How it was run")
     made.command(shlex.join(environment["argv"]))

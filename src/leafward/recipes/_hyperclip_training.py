@@ -14,11 +14,12 @@ from leafward.adapters import BlockScaleConfig, adapters, attach, load_encoder, 
 from leafward.adapters.encoders import Encoder, open_image
 from leafward.adapters.layouts import ATTENTION, find_sites
 from leafward.adapters.low_rank import LowRankConfig
-from leafward.adapters.scores import radii, radius_sweep, similarity
+from leafward.adapters.scores import radii, similarity
 from leafward.engine import LoopConfig, Loss, OptimConfig, RunDirectory, fit
 from leafward.errors import UsageError
 from leafward.files import read_record, write_json
 from leafward.recipes._devices import device_of
+from leafward.recipes._hyperclip_radius import sweeps
 from leafward.recipes.data_features import read_images
 from leafward.tasks.fewshot import TEST, TRAIN, few_shot, seeded_split
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 COMPARED = ("frozen", "block-scale", "orthogonal", "lora", "attention", "full")
 FINE_TUNED = ("attention", "full")  # trained without an adapter, at a tenth of the learning rate
-SWEEP = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Radii of the texts in the sweep, as multiples of their own."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +117,11 @@ def train(config: Config, method: Method, data: Data, run: RunDirectory, *, keep
 
 def adapt(model: nn.Module, config: Config, name: str) -> None:
     """Leave trainable in `model` what a method trains."""
+    if adapters(model):
+        raise UsageError(
+            f"model {config.model} holds an adapter already; train on the merged one: leafward export {config.model} "
+            "--to DIR --merged"
+        )
     model.requires_grad_(False)
     if name in ("block-scale", "orthogonal"):
         constraint = "orthogonal" if name == "orthogonal" else config.constraint
@@ -214,8 +218,6 @@ def measure(
         return 100.0 * float((dual.logits(*features).argmax(dim=1) == labels).double().mean())
 
     image, text = after
-    own = radii(text).mean
-    options = {"c": config.c, "weight": config.radius_weight}
     return {
         "method": method.label,
         "name": method.name,
@@ -229,8 +231,5 @@ def measure(
             "image": {"before": radii(before[0]).to_dict(), "after": radii(image).to_dict()},
             "text": {"before": radii(before[1]).to_dict(), "after": radii(text).to_dict()},
         },
-        "sweep": {
-            score: radius_sweep(image, text, labels, [own * factor for factor in SWEEP], score, **options)
-            for score in ("cosine", "lorentz", "cosine+radius")
-        },
+        "sweep": sweeps(image, text, labels, c=config.c, weight=config.radius_weight),
     }

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from leafward.engine.config import to_dict
-from leafward.errors import DataError
 from leafward.intervals import Interval, mean_interval, share_interval
 from leafward.report import Estimate, Number, Page, legend, line_with_band, new_figure
 from leafward.report.figures import LIGHT, SERIES
 from leafward.tasks.fewshot import FeatureSet, harmonic_mean
 
 if TYPE_CHECKING:
-    from leafward.hierarchy import Taxonomy
     from leafward.recipes.lathadapter import Config
 
 Row = dict[str, Any]
@@ -28,20 +25,9 @@ MISTAKES = {
     "f1": "hierarchical F1",
     "decided_lca_height": "LCA height, decided",
     "decided_f1": "F1, decided",
+    "backed_f1": "F1, backed off",
+    "backed_true": "true when backed off, %",
 }
-
-
-def read_taxonomy(path: Path | None, class_names: Iterable[str]) -> Taxonomy | None:
-    """The taxonomy of a file; every class must be a node of it."""
-    if path is None:
-        return None
-    from leafward.hierarchy import Taxonomy
-
-    taxonomy = Taxonomy.load(path)
-    missing = sorted(set(class_names) - set(taxonomy.names))
-    if missing:
-        raise DataError(f"{path} lacks {len(missing)} of the classes, for example {missing[0]!r}")
-    return taxonomy
 
 
 def with_harmonic_means(rows: Sequence[Row]) -> list[Row]:
@@ -135,6 +121,10 @@ def _notes(config: Config, rows: Sequence[Row]) -> list[str]:
         notes.append(
             "Prompts act on cached features, as one step of attention to learned tokens, not inside the encoder."
         )
+    measured = {row["test"] for row in rows if row.get("hierarchy")}
+    foreign = sorted({row["test"] for row in rows} - measured - {HM})
+    if measured and foreign:
+        notes.append(f"The taxonomy lacks classes of {', '.join(foreign)}: no hierarchical metrics there.")
     chosen = sorted({row["attributes"] for row in rows if row["attributes"] is not None})
     if len(config.attributes) > 1:
         notes.append(f"Numbers of attributes chosen on validation images: {', '.join(map(str, chosen))}.")
@@ -227,22 +217,26 @@ def _differences(made: Page, differences: Sequence[Row]) -> None:
 
 
 def _mistakes(made: Page, scores: Sequence[Row]) -> None:
-    rows = [row for row in scores if row.get("hierarchy")]
-    if not rows:
+    found = mistakes(scores)
+    if not found:
         return
     made.section("Mistakes in the taxonomy")
-    keys = list(dict.fromkeys((row["method"], row["shots"], row["test"]) for row in rows))
-    cells = []
-    for key in keys:
-        found = [row["hierarchy"] for row in rows if (row["method"], row["shots"], row["test"]) == key]
-        means = [_average([each[name] for each in found]) for name in MISTAKES]
-        cells.append([*key, *means])
     made.table(
         ["method", "shots", "test", *MISTAKES.values()],
-        cells,
+        [[*key, *means.values()] for key, means in found.items()],
         "Mean over seeds; severity is the height of the lowest common ancestor of a wrong answer and the truth; "
-        "decided: the node of least expected distance, which may be an inner one",
+        "decided: the node of least expected distance, which may be an inner one; backed off: the deepest node with a "
+        "probability of at least ½, true where it is the class or stands above it",
     )
+
+
+def mistakes(scores: Sequence[Row]) -> dict[Key, dict[str, float | None]]:
+    """The measures of the mistakes in the taxonomy, means over seeds, of every method and test that has them."""
+    found: dict[Key, list[Row]] = {}
+    for row in scores:
+        if row.get("hierarchy"):
+            found.setdefault((row["method"], row["shots"], row["test"]), []).append(row["hierarchy"])
+    return {key: {name: _average([each[name] for each in rows]) for name in MISTAKES} for key, rows in found.items()}
 
 
 def _estimate(row: Row) -> Estimate:

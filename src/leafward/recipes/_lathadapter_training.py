@@ -24,17 +24,21 @@ from leafward.adapters.prompts import (
     ZeroShot,
 )
 from leafward.adapters.prompts.features import Sides
+from leafward.adapters.surface import lasting
 from leafward.engine import LoopConfig, Loss, OptimConfig, RunDirectory, fit, load_published, publish
 from leafward.engine.data import mix
 from leafward.errors import DataError
 from leafward.hierarchy import Taxonomy, decide, metrics
 from leafward.recipes._devices import device_of
 from leafward.recipes._lathadapter_images import CHUNK, Pixels, cached, image_set, open_clip_model
-from leafward.tasks.fewshot import Episode, Exam, FeatureSet, read_features
+from leafward.tasks import fewshot
+from leafward.tasks.fewshot import Episode, Exam, FeatureSet, Protocol, read_features
 
 if TYPE_CHECKING:
     from leafward.recipes.lathadapter import Config
 
+SURE = 0.5
+"""Probability of the node that the back-off answers with."""
 DEEPER = 2  # MaPLe's prompts are deep ones
 MODEL = "model"
 
@@ -64,14 +68,58 @@ def methods(config: Config) -> list[Method]:
     return found
 
 
+def lasting_paths(config: Config) -> Config:
+    """The same configuration with whole paths, which hold in every directory."""
+    taxonomy = config.taxonomy
+    return replace(
+        config,
+        features=None if config.features is None else config.features.resolve(),
+        images=None if config.images is None else config.images.resolve(),
+        targets=tuple(path.resolve() for path in config.targets),
+        model=None if config.model is None else lasting(config.model),
+        taxonomy=taxonomy.resolve() if taxonomy is not None and taxonomy.exists() else taxonomy,
+    )
+
+
 def read_sets(config: Config) -> list[FeatureSet]:
-    """The data set that is trained on and the targets, on features or on images."""
+    """The data set that is trained on and the targets, on features or on images, each with a name of its own."""
     if config.features is not None:
-        return [read_features(path) for path in (config.features, *config.targets)]
+        return _told_apart([read_features(path) for path in (config.features, *config.targets)])
     assert config.images is not None
     assert config.model is not None
     encoder = open_clip_model(config.model).to(device_of(config.device))
-    return [image_set(path, encoder, config.template) for path in (config.images, *config.targets)]
+    return _told_apart([image_set(path, encoder, config.template) for path in (config.images, *config.targets)])
+
+
+def _told_apart(sets: Sequence[FeatureSet]) -> list[FeatureSet]:
+    """Sets of files that are called alike get a number."""
+    counts: dict[str, int] = {}
+    found = []
+    for each in sets:
+        counts[each.name] = counts.get(each.name, 0) + 1
+        number = counts[each.name]
+        found.append(each if number == 1 else replace(each, name=f"{each.name} ({number})"))
+    return found
+
+
+def episodes(
+    config: Config, sets: Sequence[FeatureSet], protocol: Protocol | None = None, *, elsewhere: bool = False
+) -> list[Episode]:
+    """The trainings of a run, each with the exams of its protocol or of another; `elsewhere`: on the targets alone."""
+    data, *targets = sets
+    seeds = range(config.seed, config.seed + config.seeds)
+    trained: Protocol = "base-to-new" if config.protocol == "base-to-new" else "few-shot"  # half of the classes, or all
+    found = fewshot.episodes(trained, data, [], config.shots, seeds)
+    protocol = protocol or config.protocol
+    if protocol == trained:
+        return found
+    exams = fewshot.episodes(protocol, data, targets, [1], [0])[0].exams
+    return [replace(episode, exams=exams[1:] if elsewhere else exams) for episode in found]
+
+
+def needs_frozen(config: Config) -> bool:
+    """Whether there are methods without prompts beside others that are trained on images."""
+    return config.images is not None and bool(config.baselines)
 
 
 def frozen_sets(sets: Sequence[FeatureSet]) -> list[FeatureSet]:
@@ -332,7 +380,8 @@ class _Lesson:
 
 def score(trained: Trained, exam: Exam, taxonomy: Taxonomy | None) -> dict[str, Any]:
     """Accuracy in percent and, with a taxonomy that has the classes, what the mistakes are like: of the most probable
-    class, and of the answer of least expected distance, which may be an inner node."""
+    class, of the answer of least expected distance, and of the deepest node with a probability of at least `SURE`,
+    both of which may be inner nodes."""
     logits = trained.logits(exam)
     found = logits.argmax(dim=1)
     result: dict[str, Any] = {
@@ -345,12 +394,15 @@ def score(trained: Trained, exam: Exam, taxonomy: Taxonomy | None) -> dict[str, 
         probabilities = logits.double().softmax(dim=1)
         decided = decide.expected_cost(taxonomy, probabilities, "distance", names, range(len(taxonomy)))
         report = metrics.evaluate(taxonomy, [names[place] for place in found.tolist()], true)
-        backed = metrics.evaluate(taxonomy, decided, true)
+        nearest = metrics.evaluate(taxonomy, decided, true)
+        backed = decide.back_off(taxonomy, probabilities, SURE, names)
         result["hierarchy"] = {
             "mistake_severity": report.mistake_severity,
             "lca_height": report.lca_height,
             "f1": report.f1,
-            "decided_lca_height": backed.lca_height,
-            "decided_f1": backed.f1,
+            "decided_lca_height": nearest.lca_height,
+            "decided_f1": nearest.f1,
+            "backed_f1": metrics.evaluate(taxonomy, backed, true).f1,
+            "backed_true": 100.0 * float(taxonomy.entails(backed, true).mean()),
         }
     return result

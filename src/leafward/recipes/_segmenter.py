@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from leafward.adapters import adapters, from_pretrained, load_encoder, save_pretrained, trainable_parameters
-from leafward.engine import RunDirectory, from_dict, load_published
+from leafward.engine import RunDirectory, from_dict, load_published, publish
 from leafward.engine.config import to_dict
 from leafward.errors import UsageError
 from leafward.recipes._hyperclip_training import adapt
@@ -53,8 +54,9 @@ def _segmenter(config: Config, clip: str | Path) -> Segmenter:
     return model
 
 
-def save(model: Segmenter, folder: Path) -> None:
-    """Write the adapter of a run, or CLIP itself where its own weights were trained."""
+def save(config: Config, model: Segmenter, folder: Path) -> None:
+    """Write the decoder of a run, and its adapter, or CLIP itself where its own weights were trained."""
+    publish(model.decoder, folder / DECODER, {"channels": config.channels, "window": config.window})
     if adapters(model.encoder.model):
         save_pretrained(model.encoder.model, folder / ADAPTER)
     elif trainable_parameters(model.encoder.model)[0]:
@@ -69,27 +71,33 @@ def open_run(path: Path) -> tuple[Config, Segmenter]:
     if run.recipe != "segmenter" or not run.finished:
         raise UsageError(f"{path} is not a finished run of leafward train segmenter")
     config = from_dict(Config, run.config)
+    return config, open_model(config, path)
+
+
+def open_model(config: Config, path: Path) -> Segmenter:
+    """The segmenter that was trained by `config` and saved in `path`."""
     assert config.model is not None
     model = _segmenter(config, path / CLIP if (path / CLIP).is_dir() else config.model)
     if (path / ADAPTER).is_dir():
         from_pretrained(model.encoder.model, path / ADAPTER)
     model.decoder.load_state_dict(load_published(path / DECODER)[1])
-    return config, model.eval()
+    return model.eval()
 
 
-def summarise(
-    config: Config,
-    scenes: SceneSets,
-    model: Segmenter,
-    metrics: dict[str, float],
-    ious: Sequence[float | None],
-) -> dict[str, Any]:
-    """The content of result.json; `ious` of the classes."""
-    more = f"; {trainable_parameters(model.encoder.model)[0]:,} trained parameters in CLIP"
+def summarise(config: Config, scenes: SceneSets, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The content of result.json; a row for each method that was trained."""
+    own = next(row for row in rows if row["method"] == config.method)
+    numbers = []
+    for row in rows:
+        more = f"; {row['trainable']:,} trained parameters in CLIP"
+        found = headline(row["metrics"], scenes, config.most_scored, more)
+        # Of several methods the mIoU alone: the table has the rest.
+        numbers += found if len(rows) == 1 else [replace(found[0], name=f"{row['method']}: mIoU")]
     return {
-        "headline": [number.to_json() for number in headline(metrics, scenes, config.most_scored, more)],
-        "metrics": metrics,
-        "iou": iou_rows(scenes.classes, ious),
+        "headline": [number.to_json() for number in numbers],
+        "metrics": own["metrics"],
+        "iou": own["iou"],
+        "methods": [{key: row[key] for key in ("method", "trainable", "metrics")} for row in rows],
         "data": {"classes": len(scenes.classes), "train": len(scenes.train), "held_out": len(scenes.held_out)},
         "notes": ["One seed was trained: there is no interval."],
     }
@@ -141,6 +149,16 @@ def page(
     for note in result["notes"]:
         made.note(note)
     made.headline([Number.from_json(number) for number in result["headline"]])
+    if len(result["methods"]) > 1:
+        made.section("Methods under the same budget")
+        made.table(
+            ["method", "trained parameters in CLIP", "mIoU, %", "pixel accuracy, %"],
+            [
+                [row["method"], row["trainable"], *(100.0 * row["metrics"][key] for key in ("miou", "pixel_accuracy"))]
+                for row in result["methods"]
+            ],
+            f"The same decoder at the beginning, crops, order and steps; {config.method} is the one that was kept",
+        )
     made.section("Classes")
     names, ious = [row["class"] for row in result["iou"]], [row["iou"] for row in result["iou"]]
     caption = "IoU over the held-out scenes, in the colours of the pictures below"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -36,8 +36,8 @@ class Args:
     """The text of a class; {} is its name."""
     batch: int = 64
     """Images at once."""
-    device: str = "auto"
-    """Where to compute: auto, cpu or cuda."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute."""
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``leafward evaluate RUN [--features FILE] [--protocol NAME]``: the hosts of a LatHAdapter run, scored again."""
+"""``leafward evaluate RUN [--protocol NAME]``: the hosts of a LatHAdapter run, again or on other data sets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from leafward.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-SUMMARY = "Trained few-shot hosts: by the protocol of their run, or on other feature files (cross-dataset, domain)."
+    from leafward.recipes.lathadapter import Config
+
+SUMMARY = "Trained few-shot hosts: by the protocol of their run, or on other data sets (cross-dataset, domain)."
+
+SHOWN = {"mistake_severity": "severity", "f1": "F1", "decided_f1": "decided F1", "backed_true": "backed off, true %"}
+"""Measures of the mistakes on screen; the page has all of them."""
 
 
 @dataclass
@@ -21,10 +26,17 @@ class Args:
     target: Annotated[Path, tyro.conf.Positional]
     """A finished run of leafward train lathadapter."""
     features: tuple[Path, ...] = ()
-    """Feature files to score on, for cross-dataset and domain; their test parts count."""
+    """Feature files of other data sets, for cross-dataset and domain; their test parts count."""
+    images: tuple[Path, ...] = ()
+    """The same for a run that was trained on images: folders of labelled images."""
     protocol: Literal["base-to-new", "few-shot", "cross-dataset", "domain"] | None = None
-    """base-to-new, few-shot: that of the run, on its own data. cross-dataset: any classes; domain: classes of the
-    training only, in other pictures. Left out: the run's own, or cross-dataset where there are features."""
+    """base-to-new, few-shot: on the data of the run. cross-dataset: any classes; domain: classes of the training only,
+    in other pictures. Left out: the run's own, or cross-dataset where other data sets are given."""
+    taxonomy: str | None = None
+    """Taxonomy over the class names: .csv, .json, .txt, wordnet or wordnet:NODE; adds hierarchical metrics and those of
+    the decided node. Left out: that of the run."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute."""
     out: Path | None = None
     """A folder for evaluation.json and report.html, or NAME.json, with the page beside it as NAME.html."""
 
@@ -33,34 +45,32 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     from leafward.engine import RunDirectory, from_dict
     from leafward.recipes import _lathadapter_results as results
     from leafward.recipes import _lathadapter_training as training
+    from leafward.recipes._class_taxonomy import class_taxonomy
     from leafward.recipes._evaluation_page import write_evaluation
     from leafward.recipes.lathadapter import Config
-    from leafward.tasks import fewshot
 
     run = RunDirectory.open(args.target)
     if run.recipe != "lathadapter" or not run.finished:
         raise UsageError(f"{args.target} is not a finished run of leafward train lathadapter")
-    config = from_dict(Config, run.config)
-    if config.features is None:
-        raise UsageError(f"{args.target} was trained on images; give other data sets as --targets of the training")
-    data = fewshot.read_features(config.features)
-    protocol = args.protocol or ("cross-dataset" if args.features else config.protocol)
-    seeds = range(config.seed, config.seed + config.seeds)
-    episodes = fewshot.episodes(config.protocol, data, _targets(config), config.shots, seeds)
-    if args.features:
-        if protocol not in ("cross-dataset", "domain"):
-            raise UsageError(f"--protocol {protocol} is scored on the data of the run; leave --features out")
-        others = [fewshot.read_features(path) for path in args.features]
-        exams = fewshot.episodes(protocol, data, others, [1], [0])[0].exams[1:]
-        episodes = [replace(episode, exams=exams) for episode in episodes]
-    elif protocol != config.protocol:
-        missing = "--features" if protocol in ("cross-dataset", "domain") else f"a run with --protocol {protocol}"
-        raise UsageError(f"{args.target} was trained for {config.protocol}; --protocol {protocol} needs {missing}")
-    taxonomy = results.read_taxonomy(config.taxonomy, data.class_names)
-    rows = training.train_all(config, episodes, run.checkpoints / "cells", taxonomy)
-    summary = results.summarise(config, data, rows)
+    config = replace(from_dict(Config, run.config), device=args.device)
+    others = _others(args, config)
+    protocol = args.protocol or ("cross-dataset" if others else config.protocol)
+    _check_protocol(protocol, args, config, others)
+    sets = training.read_sets(replace(config, targets=others or config.targets))
+    episodes = training.episodes(config, sets, protocol, elsewhere=bool(others))
+    frozen = None
+    if training.needs_frozen(config):
+        frozen = training.episodes(config, training.frozen_sets(sets), protocol, elsewhere=bool(others))
+    scored = [exam.data.class_names for exam in episodes[0].exams]
+    taxonomy = None
+    if args.taxonomy is not None:
+        taxonomy = class_taxonomy(args.taxonomy, *scored)
+    elif config.taxonomy is not None:  # it has the classes of the training, if not those of other data sets
+        taxonomy = class_taxonomy(config.taxonomy, *scored, sets[0].class_names)
+    rows = training.train_all(config, episodes, run.checkpoints / "cells", taxonomy, frozen)
+    summary = results.summarise(config, sets[0], rows)
     result = {"run": str(args.target), "protocol": protocol} | {
-        key: summary[key] for key in ("headline", "table", "differences", "scores")
+        key: summary[key] for key in ("headline", "table", "differences", "scores", "notes")
     }
     _show(console, summary)
     if args.out is not None:
@@ -70,18 +80,44 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     return result
 
 
-def _targets(config: Any) -> list[Any]:
-    from leafward.tasks import fewshot
+def _others(args: Args, config: Config) -> tuple[Path, ...]:
+    """The other data sets, of the kind that the run was trained on."""
+    own, foreign = ("features", "images") if config.images is None else ("images", "features")
+    if getattr(args, foreign):
+        raise UsageError(f"--{foreign}: {args.target} was trained on {own}; give other data sets with --{own}")
+    return getattr(args, own)
 
-    return [fewshot.read_features(path) for path in config.targets]
+
+def _check_protocol(protocol: str, args: Args, config: Config, others: tuple[Path, ...]) -> None:
+    kind = "features" if config.images is None else "images"
+    elsewhere = protocol in ("cross-dataset", "domain")
+    if others and not elsewhere:
+        raise UsageError(f"--protocol {protocol} is scored on the data of the run; leave --{kind} out")
+    if elsewhere and not others and not config.targets:
+        raise UsageError(f"{args.target} was trained for {config.protocol}; --protocol {protocol} needs --{kind}")
+    if not elsewhere and (protocol == "base-to-new") != (config.protocol == "base-to-new"):
+        raise UsageError(
+            f"{args.target} was trained for {config.protocol}; --protocol {protocol} needs a run of "
+            f"leafward train lathadapter --protocol {protocol}"
+        )
 
 
 def _show(console: Console, summary: dict[str, Any]) -> None:
     from rich.table import Table
 
+    from leafward.recipes._lathadapter_results import mistakes
     from leafward.report import Estimate
 
     table = Table("method", "shots", "test", "accuracy, %")
     for row in summary["table"]:
         table.add_row(row["method"], str(row["shots"]), row["test"], str(Estimate(row["accuracy"], row["interval"])))
     console.print(table)
+    found = mistakes(summary["scores"])
+    if found:
+        table = Table("method", "shots", "test", *SHOWN.values(), title="mistakes in the taxonomy")
+        for (method, shots, test), means in found.items():
+            cells = ("–" if means[name] is None else f"{means[name]:.3g}" for name in SHOWN)
+            table.add_row(method, str(shots), test, *cells)
+        console.print(table)
+    for note in summary["notes"]:
+        console.print(f"note: {note}", markup=False)

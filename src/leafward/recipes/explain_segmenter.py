@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from leafward.errors import UsageError
+from leafward.errors import UsageError, need
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,6 +26,8 @@ class Args:
     """What to look for."""
     background: float = 0.0
     """Pixels in which no word reaches this probability are left as they are."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute."""
     out: Path = Path("explained")
     """Folder for the pictures and index.html."""
 
@@ -35,6 +37,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
 
     from leafward.adapters.encoders import open_image
     from leafward.files import replacing
+    from leafward.recipes._devices import device_of
     from leafward.recipes._segmenter import open_run
     from leafward.recipes._segmenter_drawing import bars, overlay, png
     from leafward.report import Page
@@ -42,7 +45,9 @@ def run(args: Args, console: Console) -> dict[str, Any]:
 
     if not args.images or not args.words:
         raise UsageError("give at least one photo and --words")
+    need(0.0 <= args.background <= 1.0, "--background", "in 0…1", args.background)
     config, model = open_run(args.target)
+    model.to(device_of(args.device))
     with torch.no_grad():
         text = model.text(args.words)
     page = Page("What is where", subtitle=f"{args.target}: {', '.join(args.words)}")

@@ -11,6 +11,7 @@ distance, or the cosine with a radius term (see `leafward.adapters.scores`).
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -115,6 +116,7 @@ def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = Fa
     What the chosen method learned with the first seed goes to `out`/adapter, or, where weights of the model itself
     were trained, to `out`/model. Trainings that are done are kept: a run that was stopped continues with `resume`.
     """
+    from leafward.adapters.surface import lasting
     from leafward.engine import RunDirectory
     from leafward.recipes import _hyperclip_training as training
     from leafward.recipes._hyperclip_report import page, summarise
@@ -122,11 +124,14 @@ def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = Fa
     if config.images is None or config.model is None:
         missing = "images" if config.images is None else "model"
         raise UsageError(f"{missing} is missing: the recipe needs --images FOLDER and --model NAME")
+    config = replace(config, images=config.images.resolve(), model=lasting(config.model))
     trials = [replace(config, seed=config.seed + place) for place in range(config.seeds)]
     data = [training.read(trial) for trial in trials]
     directory = RunDirectory.create(
         out, config, resume=resume, overwrite=overwrite, may_change=MAY_CHANGE, recipe="hyperclip"
     )
+    if overwrite:  # an adapter that another method left here
+        shutil.rmtree(directory.path / "adapter", ignore_errors=True)
     rows = [
         training.train(trial, each, images, directory, keep=trial.seed == config.seed)
         for each in training.methods(config)

@@ -54,7 +54,7 @@ class Config:
     baselines: tuple[Baseline, ...] = ("zero-shot", "clip-adapter", "tip-adapter")
     """Methods without prompts."""
     twin: bool = True
-    """Train also the Euclidean twin of LatHAdapter, with the same parameters, data order and seeds."""
+    """The Euclidean twin of LatHAdapter, with the same parameters, data order and seeds; --no-twin leaves it out."""
     attributes: tuple[int, ...] = (20,)
     """Number of attributes; of several, the one with the best validation accuracy is taken."""
     c: float = 0.1
@@ -68,7 +68,7 @@ class Config:
     queue: int = 256
     """Features of earlier batches that serve as negatives."""
     normalise: bool = True
-    """Unit features before the exponential map; without it the norm is the radius."""
+    """Features of unit length before the exponential map; --no-normalise keeps their norms, which are the radii."""
     hierarchy_weight: float = 1.0
     """Weight of the hierarchy losses."""
     tokens: int = 4
@@ -86,7 +86,7 @@ class Config:
     scale: float = 100.0
     """1/τ of the logits."""
     taxonomy: Path | None = None
-    """Taxonomy over the class names (.csv, .json or .txt): adds hierarchical metrics."""
+    """Taxonomy over the class names (.csv, .json, .txt, wordnet or wordnet:NODE): adds hierarchical metrics."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train."""
 
@@ -140,7 +140,7 @@ def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = Fa
     from leafward.engine import RunDirectory
     from leafward.recipes import _lathadapter_results as results
     from leafward.recipes import _lathadapter_training as training
-    from leafward.tasks import fewshot
+    from leafward.recipes._class_taxonomy import class_taxonomy
 
     if (config.features is None) == (config.images is None):
         missing = "is missing" if config.features is None else "and images exclude each other"
@@ -149,19 +149,15 @@ def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = Fa
         )
     if config.images is not None and config.model is None:
         raise UsageError("model is missing: images need a Hugging Face CLIP model")
+    config = training.lasting_paths(config)  # the run is opened from anywhere
     sets = training.read_sets(config)
     data = sets[0]
-
-    def episodes(sets: list[fewshot.FeatureSet]) -> list[fewshot.Episode]:
-        seeds = range(config.seed, config.seed + config.seeds)
-        return fewshot.episodes(config.protocol, sets[0], sets[1:], config.shots, seeds)
-
-    whole = episodes(sets)
-    taxonomy = results.read_taxonomy(config.taxonomy, data.class_names)
+    whole = training.episodes(config, sets)
+    taxonomy = None if config.taxonomy is None else class_taxonomy(config.taxonomy, *(s.class_names for s in sets))
     directory = RunDirectory.create(
         out, config, resume=resume, overwrite=overwrite, may_change=MAY_CHANGE, recipe="lathadapter"
     )
-    frozen = episodes(training.frozen_sets(sets)) if config.images is not None and config.baselines else None
+    frozen = training.episodes(config, training.frozen_sets(sets)) if training.needs_frozen(config) else None
     rows = training.train_all(config, whole, directory.checkpoints / "cells", taxonomy, frozen)
     result = results.summarise(config, data, rows)
     directory.finish(result)

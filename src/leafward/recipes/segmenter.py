@@ -7,8 +7,9 @@ leafward explain runs/segmenter-quick photo.jpg --words cat grass sky
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +33,8 @@ class Config:
     """A directory or hub name of a Hugging Face CLIP model."""
     method: Literal["block-scale", "orthogonal", "lora", "attention", "full", "frozen"] = "block-scale"
     """What is trained in CLIP beside the decoder; orthogonal is OFT, attention trains q, k and v themselves."""
+    compare: bool = False
+    """Train every method under the same budget; what the one named by method learned is kept."""
     block_size: int = 128
     """Width of the blocks."""
     constraint: Literal["free", "diagonal", "orthogonal", "orthogonal_diagonal"] = "free"
@@ -67,7 +70,7 @@ class Config:
     most_scored: int | None = None
     """Score only so many held-out scenes; None: all."""
     check: bool = True
-    """Look at every image and mask before training."""
+    """A look at every image and mask before training; --no-check goes without."""
     seed: int = 0
     """Seed of crops, data order and beginnings."""
     workers: int = 0
@@ -107,38 +110,35 @@ def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = Fa
 
     decoder/ and adapter/ hold what was learned; where weights of CLIP itself were trained, model/ does.
     """
-    from leafward.engine import LoopConfig, OptimConfig, RunDirectory, fit, publish
+    from leafward.adapters.surface import lasting
+    from leafward.engine import RunDirectory
     from leafward.recipes import _segmenter as parts
-    from leafward.tasks.open_vocabulary import OpenVocabularyTask, class_ious, confusions
+    from leafward.recipes import _segmenter_training as training
+    from leafward.recipes._devices import device_of
     from leafward.tasks.segmentation import load_scenes
 
     if config.data is None or config.model is None:
         missing = "data" if config.data is None else "model"
         raise UsageError(f"{missing} is missing: the recipe needs --data FOLDER and --model NAME")
-    scenes = load_scenes(config.data, config.ignore, seed=config.seed)
+    data = config.data.resolve()  # the run is opened from anywhere
+    config = replace(config, data=data, model=lasting(config.model))
+    scenes = load_scenes(data, config.ignore, seed=config.seed)
     model = parts.build(config)
-    task = OpenVocabularyTask(scenes, config.size, config.most_scored).bind(model)
     if config.check:
-        task.check()
+        training.task(config, scenes, model).check()
     directory = RunDirectory.create(
         out, config, resume=resume, overwrite=overwrite, may_change=MAY_CHANGE, recipe="segmenter"
     )
-    loop = LoopConfig(
-        steps=config.steps,
-        batch_size=min(config.batch, len(scenes.train)),
-        seed=config.seed,
-        checkpoint_every=max(1, config.steps // 4),
-        workers=config.workers,
-        device=config.device,
-    )
-    optim = OptimConfig(lr=config.lr, weight_decay=config.weight_decay, warmup_steps=min(100, config.steps // 10))
-    found = fit(model, task, loop, optim, directory)
-    parts.save(model, directory.path)
-    publish(model.decoder, directory.path / parts.DECODER, {"channels": config.channels, "window": config.window})
-    table = task.table  # none where a resumed run had nothing left to do
-    if table is None:
-        table = confusions(model, scenes, config.size, config.most_scored)
-    result = parts.summarise(config, scenes, model, found.metrics, class_ious(table))
+    if overwrite:  # an adapter that another method left here
+        shutil.rmtree(directory.path / parts.ADAPTER, ignore_errors=True)
+    if config.compare:
+        del model  # every method begins with a fresh one
+        rows = training.compare(config, scenes, directory)
+        model = parts.open_model(config, directory.path).to(device_of(config.device))
+    else:
+        rows = [training.train(config, scenes, model, directory)]
+        parts.save(config, model, directory.path)
+    result = parts.summarise(config, scenes, rows)
     directory.finish(result)
     environment = read_record(directory.path / "env.json")
     parts.page(config, result, environment, parts.drawn(model, scenes, config.size)).write(directory.report)

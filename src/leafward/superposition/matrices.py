@@ -9,7 +9,15 @@ import numpy as np
 import torch
 
 from leafward.errors import DataError, UsageError
-from leafward.superposition.matrix_files import Catalogue, Matrix, from_array, from_npy, refuse_pickle
+from leafward.superposition.matrix_files import (
+    Catalogue,
+    Matrix,
+    feature_notes,
+    from_array,
+    from_npy,
+    from_npz,
+    refuse_pickle,
+)
 from leafward.superposition.matrix_hub import catalogue_of, from_checkpoint
 from leafward.superposition.matrix_zoo import ZOOS, from_zoo
 
@@ -20,8 +28,9 @@ def open_matrix(target: Target, *, tensor: str | None = None, fold_norm: bool = 
     """Find the matrix (n, m) that `target` names, without reading its rows.
 
     `target` is a Hugging Face directory, a safetensors file, a `*.index.json`, a directory of safetensors, a
-    `.npy` file, `timm:NAME[@FILE]`, `open_clip:NAME[@TAG or FILE]`, or a tensor or array. `tensor` chooses by
-    name; without it a checkpoint's output head, a zoo model's classifier, or the only matrix is taken.
+    `.npy` or `.npz` file, `timm:NAME[@FILE]`, `open_clip:NAME[@TAG or FILE]`, or a tensor or array. `tensor` chooses
+    by name; without it a checkpoint's output head, a zoo model's classifier, the texts of a feature file, or the only
+    matrix is taken.
     """
     if isinstance(target, torch.Tensor | np.ndarray):
         _refuse_options("an array", tensor, fold_norm)
@@ -42,10 +51,13 @@ def open_matrix(target: Target, *, tensor: str | None = None, fold_norm: bool = 
     if path.suffix == ".npy":
         _refuse_options("a .npy file", tensor, False)
         return from_npy(path)
+    if path.suffix == ".npz":
+        return from_npz(path, tensor)
     catalogue = _catalogue(path)
     name = tensor or catalogue.only_matrix()
     source = catalogue.rows(name)
-    return Matrix(target=text, tensor=name, source=source, rows=source.shape[0], notes=catalogue.notes())
+    notes = (*catalogue.notes(), *feature_notes(name))
+    return Matrix(target=text, tensor=name, source=source, rows=source.shape[0], notes=notes)
 
 
 def _catalogue(path: Path) -> Catalogue:
@@ -58,12 +70,12 @@ def _catalogue(path: Path) -> Catalogue:
         return Catalogue.of_file(path)
     raise UsageError(
         f"cannot audit {path}: give a Hugging Face directory, a .safetensors file, a .index.json, a .npy "
-        "file, timm:NAME or open_clip:NAME"
+        "or .npz file, timm:NAME or open_clip:NAME"
     )
 
 
 def _refuse_options(what: str, tensor: str | None, fold_norm: bool) -> None:
     if tensor is not None:
-        raise UsageError(f"tensor={tensor!r}: {what} holds one unnamed matrix, so there is nothing to choose")
+        raise UsageError(f"--tensor {tensor}: {what} holds one unnamed matrix, so there is nothing to choose")
     if fold_norm:
-        raise UsageError(f"fold_norm: {what} has no final norm; it needs a Hugging Face directory")
+        raise UsageError(f"--fold-norm: {what} has no final norm; it needs a Hugging Face directory")

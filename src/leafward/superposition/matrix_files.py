@@ -1,4 +1,4 @@
-"""A matrix that is read in row slices, and the files it can lie in: `.npy` and safetensors.
+"""A matrix that is read in row slices, and the files it can lie in: `.npy`, `.npz` and safetensors.
 
 Shapes: n rows (tokens, classes, features) of width m. Files are opened anew for every slice, so that no more
 than one slice of a mapped file is ever resident.
@@ -17,11 +17,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from leafward.errors import DataError, UsageError, nearest
-from leafward.files import inside, read_record
+from leafward.files import check_archive, inside, read_record, whole_arrays
 
 SLICE_ROWS = 8192
 FLOATING = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 NPY_MAGIC = b"\x93NUMPY"
+FEATURES = ("image_features", "text_features")
+"""The matrices of a feature file (`leafward data features`); of the two, the texts are the classifier."""
 PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
 
 
@@ -147,6 +149,43 @@ def from_npy(path: Path) -> Matrix:
     return Matrix(target=str(path), tensor=path.stem, source=source, rows=array.shape[0])
 
 
+def from_npz(path: Path, tensor: str | None) -> Matrix:
+    """One matrix of an `.npz`, which is held in memory: an archive cannot be read by rows."""
+    try:
+        check_archive(path)
+        with np.load(path, allow_pickle=False) as file:
+            arrays = whole_arrays(file)
+    except Exception as error:  # a damaged archive can raise nearly anything in numpy
+        raise DataError(f"{path} is not a plain .npz file, or it is damaged: {error}") from error
+    shapes = {name: array.shape for name, array in arrays.items() if array.dtype.kind == "f"}
+    matrices = sorted(name for name, shape in shapes.items() if len(shape) == 2 and shape[0] > 1)
+    name = tensor or only_one(str(path), matrices)
+    if name not in arrays:
+        raise UsageError(f"--tensor: {path} holds no {name!r}; {nearest(name, arrays)}")
+    source = from_array(arrays[name], f"{path}: {name}").source
+    return Matrix(target=str(path), tensor=name, source=source, rows=source.shape[0], notes=feature_notes(name))
+
+
+def only_one(label: str, names: list[str]) -> str:
+    """The only one of the matrices of a file, or the texts of a feature file; else a refusal that lists them."""
+    if not names:
+        raise DataError(f"{label} holds no 2-D floating tensor with at least two rows")
+    if set(FEATURES) <= set(names):
+        return FEATURES[1]
+    if len(names) > 1:
+        shown = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+        raise UsageError(f"{label} holds {len(names)} matrices: choose one with --tensor; {shown}")
+    return names[0]
+
+
+def feature_notes(name: str) -> tuple[str, ...]:
+    """What to tell about the side of a feature file that was taken."""
+    if name not in FEATURES:
+        return ()
+    of, other = ("images", FEATURES[1]) if name == FEATURES[0] else ("classes", FEATURES[0])
+    return (f"these are the features of the {of}; --tensor {other} audits the other side",)
+
+
 def check_matrix(label: str, shape: tuple[int, ...], floating: bool, dtype: str) -> None:
     """Refuse what is not a floating matrix, by name."""
     if len(shape) != 2:
@@ -206,7 +245,7 @@ class Catalogue:
     def rows(self, name: str) -> SafetensorsRows:
         """The rows of a floating 2-D tensor."""
         if name not in self.files:
-            raise UsageError(f"tensor: {self.label} holds no {name!r}; {nearest(name, self.files)}")
+            raise UsageError(f"--tensor: {self.label} holds no {name!r}; {nearest(name, self.files)}")
         shape, dtype = self.header(name)
         check_matrix(f"{self.label}: {name}", shape, dtype in FLOATING, dtype)
         return SafetensorsRows(self.files[name], name, (shape[0], shape[1]), dtype.lower())
@@ -226,13 +265,7 @@ class Catalogue:
 
     def only_matrix(self) -> str:
         """The one 2-D floating tensor, or a refusal that lists the candidates."""
-        names = self.matrices()
-        if not names:
-            raise DataError(f"{self.label} holds no 2-D floating tensor with at least two rows")
-        if len(names) > 1:
-            shown = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
-            raise UsageError(f"{self.label} holds {len(names)} matrices: choose one with tensor=; {shown}")
-        return names[0]
+        return only_one(self.label, self.matrices())
 
     def _with(self, name: str, use: Callable[[Any], Any]) -> Any:
         path = self.files[name]

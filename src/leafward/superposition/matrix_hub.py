@@ -123,7 +123,7 @@ def _find_output(catalogue: Catalogue, tied: bool | None) -> tuple[str, str]:
     if head is not None:
         return head, "output head"
     raise DataError(
-        f"{catalogue.label}: found neither an output head nor a token embedding; choose one with tensor=, for "
+        f"{catalogue.label}: found neither an output head nor a token embedding; choose one with --tensor, for "
         f"example {', '.join(catalogue.matrices()[:8])}"
     )
 
@@ -138,7 +138,7 @@ def _match(catalogue: Catalogue, endings: tuple[str, ...]) -> str | None:
     for ending in endings:
         hits = [name for name in names if _ends(name, (ending,))]
         if len(hits) > 1:
-            raise UsageError(f"{catalogue.label}: choose one with tensor=: {', '.join(sorted(hits))}")
+            raise UsageError(f"{catalogue.label}: choose one with --tensor: {', '.join(sorted(hits))}")
         if hits:
             return hits[0]
     return None
@@ -210,15 +210,15 @@ def _final_gain(catalogue: Catalogue, model_type: str, width: int) -> tuple[torc
     """(gain (m,) of the final norm in float32, a note on how it was read)."""
     name = _match(catalogue, FINAL_NORMS)
     if name is None:
-        raise DataError(f"fold_norm: {catalogue.label} has no final norm that we know by name")
+        raise DataError(f"--fold-norm: {catalogue.label} has no final norm that we know by name")
     gain = catalogue.load(name).float()
     if gain.shape != (width,):
         raise DataError(
-            f"fold_norm: {name} has shape {list(gain.shape)} but the rows are {width} wide; a projection "
+            f"--fold-norm: {name} has shape {list(gain.shape)} but the rows are {width} wide; a projection "
             "lies between the norm and the head, so its gain cannot be folded into the rows"
         )
     if not bool(gain.isfinite().all()):
-        raise DataError(f"fold_norm: {name} holds NaN or infinite values")
+        raise DataError(f"--fold-norm: {name} holds NaN or infinite values")
     if model_type.removesuffix("_text") in UNIT_OFFSET_NORMS:
         return gain + 1, f"folded {name} as 1 + w (the convention of {model_type})"
     biased = name.removesuffix("weight") + "bias" in catalogue.files

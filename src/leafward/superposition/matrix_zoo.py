@@ -37,7 +37,7 @@ def from_zoo(zoo: str, name: str, tensor: str | None) -> Matrix:
     state = _timm_state(library, name, weights) if zoo == "timm" else _clip_state(library, name, weights)
     chosen = tensor or _first(target, usual, [key for key, value in state.items() if value.ndim == 2])
     if chosen not in state:
-        raise UsageError(f"tensor: {target} holds no {chosen!r}; {nearest(chosen, state)}")
+        raise UsageError(f"--tensor: {target} holds no {chosen!r}; {nearest(chosen, state)}")
     rows = from_array(state[chosen], f"{target}: {chosen}").source
     return Matrix(target=target, tensor=chosen, source=rows, rows=rows.shape[0], role=f"{zoo} weights")
 
@@ -53,7 +53,7 @@ def _first(target: str, usual: tuple[str, ...], matrices: list[str]) -> str:
         if name in matrices:
             return name
     names = ", ".join(usual) or "the usual classifiers"
-    raise UsageError(f"{target} has none of {names}: choose one with tensor=; here: {', '.join(matrices[:12])}")
+    raise UsageError(f"{target} has none of {names}: choose one with --tensor; here: {', '.join(matrices[:12])}")
 
 
 def _timm_state(timm: ModuleType, name: str, weights: str) -> dict[str, torch.Tensor]:
