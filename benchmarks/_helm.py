@@ -162,7 +162,7 @@ class Report:
                 traceback.print_exc(file=sys.stderr)
                 result = {"error": f"{type(error).__name__}: {str(error)[:400]}"}
             finally:
-                kernels.use("torch")
+                kernels.use("auto")
                 free()
         result["seconds"] = round(time.monotonic() - began, 1)
         self.content["sides"][name] = result

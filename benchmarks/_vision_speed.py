@@ -247,7 +247,7 @@ def _kinds(model: nn.Module, x: Tensor, training: bool) -> list[tuple[nn.Module,
         found.setdefault((type(module), shapes, weights), (module, inputs))
 
     handles = [block.register_forward_pre_hook(keep) for block in _blocks(model)]
-    with torch.no_grad(), _setting(x, training), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+    with _setting(x, training), torch.no_grad(), torch.compiler.set_stance("force_eager"):
         model(x)
     for handle in handles:
         handle.remove()

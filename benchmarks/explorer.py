@@ -2,29 +2,37 @@
 
     python benchmarks/explorer.py --rows 100000 --width 64
     python benchmarks/explorer.py --rows 5000 --layout-rows 500          # seconds
+    python benchmarks/explorer.py --rows 100000 --frames 60              # in Chromium as well (needs playwright)
 
 Points are taxonomy-like, as in retrieval.py. Layouts are compared on fewer points: hyperbolic PCA as the explorer has
 it (radius kept), the orthogonal projection to the same axes (the nearest point of their plane), t-SNE, and flat PCA of
 the same vectors; and trees are drawn. `neighbours_kept` is the share of the 10 nearest that stay among the 10 nearest.
 Times are CPU seconds; with OMP_NUM_THREADS=1 they are those of one core. Prints one JSON object.
+
+`--frames N` draws a random tree of as many nodes in a headless browser, N frames of a pan, each finished before the
+next begins: frames per second with everything drawn and at the steps of coarseness that a slow machine goes down while
+the view moves, and the milliseconds of a frame that are the page's script. Best of three.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from leafward.explorer import Options, Source, build_scene
-from leafward.explorer.export import static_parts
+from leafward.explorer.export import static_parts, write_page
 from leafward.explorer.layout import Layout, bent, flat_pca, hyperbolic_pca, hyperbolic_tsne, principal_axes, some_pairs
 from leafward.explorer.neighbours import Neighbours
-from leafward.explorer.sources import vector_spaces
+from leafward.explorer.sources import read_source, vector_spaces
 from leafward.explorer.tree import tree_layout
 from leafward.geometry import Euclidean, Lorentz
 from leafward.hierarchy import Taxonomy
@@ -120,17 +128,51 @@ def trees() -> dict[str, dict[str, float]]:
     return found
 
 
+FRAMES = """([frames, coarse]) => { const found = [1, 2, 3].map(() => leafward.fps(frames, coarse));
+  return [Math.max(...found.map((f) => f.rate)), Math.min(...found.map((f) => f.script))]; }"""
+RENDERER = """() => { const { gl } = leafward.charts[0].renderer;
+  const kind = gl.getExtension('WEBGL_debug_renderer_info')?.UNMASKED_RENDERER_WEBGL ?? gl.RENDERER;
+  return gl.getParameter(kind); }"""
+
+
+def browser(rows: int, frames: int) -> dict[str, Any]:
+    """Frames per second of the page in Chromium, and milliseconds of script in each."""
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    rng = np.random.default_rng(0)
+    edges = [(str(i), str(rng.integers(0, i))) for i in range(1, rows)]
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        tree, page_file = Path(folder) / "tree.csv", Path(folder) / "page.html"
+        Taxonomy.from_edges([("0", None), *edges]).save(tree)
+        write_page(build_scene(read_source(tree, Options())), page_file)
+        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--ignore-gpu-blocklist"])
+        page = started.new_page(viewport={"width": 1280, "height": 800})
+        page.goto(page_file.as_uri())
+        page.evaluate("async () => { await leafward.ready; leafward.fps(4); }")
+        found = {coarse: page.evaluate(FRAMES, [frames, coarse]) for coarse in range(5)}
+        renderer = page.evaluate(RENDERER)
+        started.close()
+    return {
+        "renderer": renderer,
+        "frames_per_second": {coarse: rate for coarse, (rate, _) in found.items()},
+        "script_ms": {coarse: script for coarse, (_, script) in found.items()},
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=100_000, help="points of the scene that is timed")
     parser.add_argument("--layout-rows", type=int, default=2_000, help="points on which layouts are compared")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--radius", type=float, default=6.0, help="of the farthest point")
+    parser.add_argument("--frames", type=int, default=0, help="frames of a pan in a headless browser; 0: no browser")
     args = parser.parse_args()
     print(
         json.dumps(
             {
                 "settings": vars(args) | {"threads": torch.get_num_threads(), "torch": torch.__version__},
+                **({"browser": browser(args.rows, args.frames)} if args.frames else {}),
                 "speed": speed(args.rows, args.width, args.radius),
                 "layouts": layouts(args.layout_rows, args.width, args.radius),
                 "trees": trees(),

@@ -21,20 +21,20 @@ HCFormer and Swin are compiled block by block: blocks of one kind and shape shar
 blocks is ready after those of its four stages; each kind is compiled by itself on an input of its shape, which needs
 little memory. What Hi-Mapper adds is small, so there both sides are compiled whole. `milliseconds` are those of calls
 replayed as CUDA graphs (`--no-graphs`: launched), `milliseconds_launched` those of launched calls, and `kernels_ms`
-what the kernels took by themselves, by torch.profiler.
+what the kernels took by themselves, by torch.profiler. With LEAFWARD_KERNELS=torch HCFormer runs in plain torch.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-# oneDNN's bf16 path crashes on some CPUs that advertise AMX; nothing here computes bf16 on a CPU.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread on a CPU
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # whether there is a GPU: asked without touching it
 
 import timm
@@ -54,6 +54,7 @@ from _vision_speed import (
     run_jobs,
 )
 from leafward.files import finite, write_json
+from leafward.nn import kernels
 
 OURS = ("hcformer_nano", "hcformer_tiny", "hcformer_small", "hcformer_medium")
 REFERENCES = ("swin_tiny", "swin_small")
@@ -76,7 +77,9 @@ def added(times: dict[str, float], part: str) -> dict[str, float]:
     }
 
 
+@functools.cache
 def added_parameters() -> dict[str, float]:
+    """What the mapper adds to each backbone; once, because models are timed meanwhile."""
     sizes = {name: sum(p.numel() for p in build(name, "meta").parameters()) for both in MAPPED.items() for name in both}
     return {f"{mapped}: parameters": sizes[mapped] / sizes[plain] - 1 for mapped, plain in MAPPED.items()}
 
@@ -95,6 +98,7 @@ class Results:
             "batch": args.batch,
             "compiled": args.compile or "blocks; for himapper whole",
             "graphs": args.graphs,
+            "kernels": kernels.chosen(),
         }
 
     def note(self, record: dict[str, Any]) -> None:
@@ -192,7 +196,10 @@ def main() -> None:
     args.graphs = cuda if args.graphs is None else args.graphs
     results = Results(args)
     if cuda:
-        run_jobs(jobs(args), args, results.note)
+        planned = jobs(args)
+        if not planned:
+            parser.error("--warm-only: growth is not compiled")
+        run_jobs(planned, args, results.note)
     else:
         on_cpu(args, results)
     print(json.dumps(finite(results.all())))

@@ -32,6 +32,30 @@ def test_mean_interval_is_students():
     assert mean_interval([1.0]) == (1.0, None)
 
 
+def test_what_a_mean_cannot_be_is_cut_off_and_nothing_else():
+    values = [0.9, 0.99, 1.0]
+    _, whole = mean_interval(values)
+    assert whole is not None
+    assert whole[1] > 1.0
+    assert mean_interval(values, 0.0, 1.0)[1] == (whole[0], 1.0)
+    assert mean_interval([-value for value in values], -1.0)[1] == (-1.0, -whole[0])
+    assert mean_interval([0.4, 0.5, 0.6], 0.0, 1.0) == mean_interval([0.4, 0.5, 0.6])
+
+
+def test_cutting_keeps_the_coverage():
+    """Of accuracies near 1, three seeds each: whatever the interval covers, the part that can be covers as well."""
+    rng, true = np.random.default_rng(0), 0.97
+    whole, cut = 0, 0
+    for _ in range(300):
+        values = rng.binomial(50, true, size=3) / 50
+        low, high = mean_interval(values)[1] or (0, 0)
+        whole += low <= true <= high
+        low, high = mean_interval(values, 0.0, 1.0)[1] or (0, 0)
+        assert 0.0 <= low <= high <= 1.0
+        cut += low <= true <= high
+    assert whole == cut > 0.85 * 300
+
+
 def test_rank_correlation_interval_covers():
     """Of 400 samples of 60 pairs, 95 % intervals hold the true ρ_s = 6/π asin(r/2) about as often as they say."""
     rng, r = np.random.default_rng(0), 0.5

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from leafward import __version__
 from leafward.commands import COMMANDS
-from leafward.errors import LeafwardError, UsageError, missing_extra, nearest
+from leafward.errors import LeafwardError, UsageError, missing_extra, nearest, too_large
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,8 +54,6 @@ def main(argv: Sequence[str]) -> int:
         raise
     except KeyboardInterrupt:
         return _failed("interrupted", 130, as_json)
-    except MemoryError as error:
-        return _failed(f"there is not enough memory for this: {error or 'an allocation failed'}", 1, as_json)
     except LeafwardError as error:
         if debug:
             traceback.print_exc()
@@ -64,9 +62,9 @@ def main(argv: Sequence[str]) -> int:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        wanted = missing_extra(error) if isinstance(error, ImportError) else None
-        if wanted is not None:
-            return _failed(wanted, 1, as_json)
+        known = missing_extra(error) if isinstance(error, ImportError) else too_large(error)
+        if known is not None:
+            return _failed(known, 1, as_json)
         hint = "" if debug else " (--debug shows where)"
         return _failed(f"unexpected {type(error).__name__}: {error}{hint}", 1, as_json)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 from collections.abc import Iterable
 from types import ModuleType
 
@@ -60,6 +61,31 @@ def missing_extra(error: ImportError) -> str | None:
     package = (error.name or "").partition(".")[0]
     extra = next((extra for extra, packages in EXTRAS.items() if package in packages), None)
     return None if extra is None else _wanted(package, extra, error)
+
+
+TOO_LARGE = (
+    "can't allocate memory",  # torch on Linux, numpy's own is a MemoryError
+    "not enough memory",
+    "out of memory",
+    "bad_alloc",
+    "Storage size calculation overflowed",
+    "integer multiplication overflow",
+    "array is too big",
+    "Maximum allowed dimension exceeded",
+    "Overflow when unpacking long",
+    "too large to convert to C",
+)
+"""How libraries say that something does not fit into memory, or into any memory there could be."""
+
+
+def too_large(error: BaseException) -> str | None:
+    """What to tell about an allocation that failed, with its size where the error says it; None for other errors."""
+    said = str(error)
+    if not isinstance(error, MemoryError) and not any(words.lower() in said.lower() for words in TOO_LARGE):
+        return None
+    asked = re.search(r"allocate (\d+) bytes", said)
+    size = f"{int(asked[1]) / 2**30:,.1f} GiB at once" if asked else said.partition("\n")[0] or "an allocation failed"
+    return f"there is not enough memory for this: {size}; a size that was given is too large for this machine"
 
 
 def _wanted(module: str, extra: str, error: ImportError) -> str:

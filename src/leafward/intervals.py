@@ -1,7 +1,13 @@
-"""95 % intervals that several systems report: of a mean over seeds or items, of a share, of a rank correlation."""
+"""95 % intervals that several systems report: of a mean over seeds or items, of a share, of a rank correlation.
+
+Student's interval knows nothing of where a number can lie, so that of an accuracy over few seeds may reach beyond 1.
+What cannot be is cut off: the true value is never there, so the rest covers it just as often. Differences are not cut;
+they are read against 0.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,14 +22,20 @@ def around(value: float, error: float, count: int) -> Interval:
     return value - reach, value + reach
 
 
-def mean_interval(values: Sequence[float] | Any) -> tuple[float, Interval | None]:
-    """The mean of independent values (a sequence or an array) and its interval; none of fewer than two."""
+def mean_interval(
+    values: Sequence[float] | Any, low: float = -math.inf, high: float = math.inf
+) -> tuple[float, Interval | None]:
+    """The mean of independent values (a sequence or an array) and its interval; none of fewer than two.
+
+    low, high: between which the values always lie, so that their true mean does as well.
+    """
     import numpy as np
 
     value, count = float(np.mean(values)), len(values)
     if count < 2:
         return value, None
-    return value, around(value, float(np.std(values, ddof=1)) / count**0.5, count)
+    below, above = around(value, float(np.std(values, ddof=1)) / count**0.5, count)
+    return value, (max(low, below), min(high, above))
 
 
 def share_interval(count: int, total: int) -> Interval:
@@ -36,8 +48,6 @@ def share_interval(count: int, total: int) -> Interval:
 
 def rank_correlation_interval(rho: float, count: int) -> Interval | None:
     """Of Spearman's ρ over `count` pairs, by Fisher's transform with Bonett and Wright's variance; none below four."""
-    import math
-
     if count < 4 or not abs(rho) < 1.0:
         return None
     reach = 1.959963984540054 * math.sqrt((1.0 + rho**2 / 2.0) / (count - 3))

@@ -433,6 +433,7 @@ def test_refusals_of_files(tmp_path: Path) -> None:
         ('"block_size": 8', '"block_size": 16', r"has shape \(4, 8, 8\), but this model needs \(2, 16, 16\)"),
         ('"block_size"', '"block_sise"', "did you mean 'block_size'"),
         ('"method": "block_scale"', '"method": "blockscale"', "did you mean 'block_scale'"),
+        ('"method": "block_scale"', '"method": ["block_scale"]', "unknown method"),
         ("leafward-adapter", "peft", "was not written by leafward"),
     ]:
         config.write_text(text.replace(old, new))
@@ -460,6 +461,10 @@ def test_refusals_of_files(tmp_path: Path) -> None:
         ({"encoder": "text"}, "encoder 'text' has no projections in VisionTransformer"),
         ({"constraint": "unitary"}, "constraint must be of free"),
         ({"share": ("heads",)}, "share must be of blocks"),
+        ({"share": "layers"}, "share must be a tuple with any of blocks, projections, layers, got 'layers'"),
+        ({"targets": "qk"}, "targets must be a tuple with any of q, k, v.*got 'qk'"),
+        ({"encoder": None}, "encoder must be of both, image, text, got None"),
+        ({"constraint": None}, "constraint must be of free.*got None"),
     ],
 )
 def test_refusals_of_settings(options: dict, message: str) -> None:
@@ -468,12 +473,26 @@ def test_refusals_of_settings(options: dict, message: str) -> None:
         attach(model, BlockScaleConfig(**{"block_size": 8, **options}))
 
 
+@pytest.mark.parametrize("name", ["base", "frozen", "train", "half", 3])
+def test_a_name_that_is_taken_is_refused_and_leaves_no_trace(name: str) -> None:
+    model, _ = build("timm_fused")
+    keys, trained = list(model.state_dict()), trainable_parameters(model)
+    with pytest.raises(UsageError, match=f"name must be a word .*, got {name!r}"):
+        attach(model, SMALL, name)
+    assert list(model.state_dict()) == keys
+    assert trainable_parameters(model) == trained
+    assert not adapters(model)
+
+
 def test_refusals_of_names_and_missing_targets() -> None:
     model, _ = build("timm_fused")
     with pytest.raises(UsageError, match="has no adapter"):
         merge(model)
     with pytest.raises(UsageError, match="must be a word"):
         attach(model, SMALL, "a.b")
+    for config in (None, "block_scale", {"block_size": 8}):
+        with pytest.raises(UsageError, match="config must be the configuration of an adapter"):
+            attach(model, config)  # pyright: ignore[reportArgumentType]
     attach(model, SMALL)
     with pytest.raises(UsageError, match="already has an adapter 'default'"):
         attach(model, SMALL)

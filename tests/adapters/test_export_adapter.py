@@ -110,7 +110,7 @@ def test_features_of_class_folders_train_and_transfer(tmp_path: Path, capsys: py
 
 
 def test_the_usual_split_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from leafward.recipes.data_features import read_images
+    from leafward.tasks.standard_sets import read_images
 
     files = images(tmp_path / "images", ["cat", "dog"], 3)
     rows = [[file, int(file.startswith("dog")), file.partition("/")[0]] for file in files]
@@ -135,4 +135,4 @@ def test_the_usual_split_files(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "holds no image" in capsys.readouterr().err
     words = ["--model", base, "--out", str(tmp_path / "x.npz"), "--template", "a photo"]
     assert main(["data", "features", str(tmp_path / "images"), *words]) == 2
-    assert "--template must hold {}" in capsys.readouterr().err
+    assert "--template must be a text with {} once" in capsys.readouterr().err

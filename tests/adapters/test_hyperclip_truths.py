@@ -166,6 +166,12 @@ def test_the_other_scores_see_it(score: str) -> None:
     assert changed[:, 1].abs().max() < 1e-5
 
 
+def test_a_curvature_of_the_other_sign_is_refused() -> None:
+    image, text = features()
+    with pytest.raises(UsageError, match=r"c must be a positive number, got -0\.1"):
+        similarity(image, text, "lorentz", c=-0.1)
+
+
 def test_the_sweep_is_flat_for_the_cosine_alone() -> None:
     image, text = features()
     image = text[torch.arange(60) % 4] + 1.5 * torch.randn(60, 8, generator=torch.Generator().manual_seed(1))

@@ -79,6 +79,13 @@ def test_refinement_against_loops() -> None:
     np.testing.assert_allclose(refine(classes, attributes, 0.1).numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_a_class_that_is_added_moves_the_others() -> None:
+    """Refinement looks at the whole list, so that classes must be refined together, as they are offered."""
+    classes, attributes = torch.rand(6, 8), torch.rand(4, 8)
+    fewer, more = refine(classes[:5], attributes, 0.1), refine(classes, attributes, 0.1)[:5]
+    assert 1e-4 < float((fewer - more).abs().max()) < 0.1
+
+
 def test_signed_affinities_give_nan_and_ours_do_not() -> None:
     """Random normal attributes: some degree is negative, and its root NaN."""
     _, _, classes = data()

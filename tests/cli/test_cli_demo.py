@@ -161,16 +161,25 @@ def test_outcomes_tell_the_four_kinds_apart():
     assert adapt.outcomes(tax, answers, tax.ids(["skirt"] * 5)) == [0.2, 0.2, 0.2, 0.4]
 
 
-def test_the_printed_line_opens_the_explorer_on_the_catalogue(whole, tmp_path, capsys):
-    result, spoken, _ = whole
-    (line,) = result["explore"]
-    assert f"explorer: {line}" in spoken
+def _explored(line: str, spoken: str, page: Path, capsys) -> dict:
+    """What the explorer says of a line that the demo printed."""
+    assert f"explorer: {line}   (" in spoken
     program, *words = shlex.split(line)
     assert program == "leafward"
-    assert main([*words, "--export", str(tmp_path / "page.html"), "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert shown["points"] == sum(level["nodes"] for level in result["adapt"]["catalogue"]) > 372
-    assert any("thumbnail" in note for note in shown["notes"])
+    assert main([*words, "--export", str(page), "--json"]) == 0
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_the_printed_lines_open_the_explorer(whole, tmp_path, capsys):
+    result, spoken, out = whole
+    text = _Text(Path(result["report"])).text
+    assert all(line in text for line in result["explore"])
+    rows, filed, tokens = (_explored(line, spoken, tmp_path / "page.html", capsys) for line in result["explore"])
+    assert rows["points"] == len(np.load(data.embedded(measure.MATRIX)))
+    assert filed["points"] == sum(level["nodes"] for level in result["adapt"]["catalogue"]) > 372
+    assert any("thumbnail" in note for note in filed["notes"])
+    assert tokens["points"] == len((out / "tokens" / "names.txt").read_text(encoding="utf-8").splitlines())
+    assert "␣the" in (out / "tokens" / "names.txt").read_text(encoding="utf-8").splitlines()
 
 
 def test_a_node_of_the_catalogue_is_the_centroid_of_its_photos(tmp_path):
@@ -203,14 +212,16 @@ def test_clusters_and_samples_are_in_the_result(whole):
 def test_a_part_alone_leaves_the_others_out(small, tmp_path):
     result, spoken = _demo(tmp_path / "out", "--only", "measure")
     assert {"measure", "adapt", "build"} & set(result) == {"measure"}
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["report.html", "result.json", "superposition"]
+    made = ["report.html", "result.json", measure.MATRIX, "superposition"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == made
+    assert f"explorer: leafward explore {shlex.quote(str(tmp_path / 'out' / measure.MATRIX))}" in spoken
     assert "leafward demo --only measure" in _Text(tmp_path / "out" / "report.html").text
     assert "adapt" not in spoken
 
 
 def test_an_unknown_part_is_refused(capsys):
     assert main(["demo", "--only", "polish"]) == 2
-    assert "polish" in capsys.readouterr().err
+    assert "--only 'polish' is not one of its choices; allowed: adapt, all, build, measure" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_the_work(tmp_path, capsys):

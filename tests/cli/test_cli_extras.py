@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from leafward.commands import COMMANDS
-from leafward.commands.list import FAMILIES, NEEDS
+from leafward.commands.list import FAMILIES, NEEDS, PARTLY
 from leafward.errors import EXTRAS
 
 OTHERS = ("starlette", "tensorboard", "geoopt", "hypll", "gensim", "nltk", "onnx", "onnxruntime", "pandas", "sklearn")
@@ -82,6 +82,7 @@ SMOKE: dict[str, tuple[tuple[str, ...], list[str]]] = {
     "data chains": ((), ["data", "chains", "--taxonomy", "t.csv", "--out", "c.jsonl"]),
     "audit": ((), ["audit", "m.npy", "--out", "audit"]),
     "report": ((), ["report", "run", "--out", "page.html"]),
+    "explore --export": ((), ["explore", "t.csv", "--export", "tree.html"]),
     "completion": ((), ["completion", "bash"]),
     "data index": (("search",), ["data", "index", "m.npy", "--out", "index"]),
     "data tokenise": (("lm",), ["data", "tokenise", "--data", "text.txt", "--cache", "cache"]),
@@ -138,8 +139,10 @@ def test_one_extra_alone(extra: str | None, folder: Path) -> None:
     assert all(bool(said["missing"][each]) == (each in missing) for each in EXTRAS)
     for name, state in said["available"].items():
         wanted = [each for each in NEEDS.get(name, ()) if each in missing]
-        assert state == (f"install leafward[{','.join(wanted)}]" if wanted else state)
-        assert state.startswith("yes") == (not wanted)
+        part, extras = PARTLY.get(name, ("", ()))
+        more = [each for each in extras if each in missing]
+        partly = f"yes {part}; otherwise install leafward[{','.join(more)}]" if more else "yes"
+        assert state == (f"install leafward[{','.join(wanted)}]" if wanted else partly)
     for (words, needs), (status, _, err) in zip(tried, found, strict=True):
         absent = [each for each in needs if each in missing]
         if absent:
@@ -149,6 +152,14 @@ def test_one_extra_alone(extra: str | None, folder: Path) -> None:
             assert "unexpected" not in err
         else:
             assert status == 0, (words, err)
+
+
+def test_the_demo_names_all_that_it_lacks_before_it_begins(tmp_path: Path) -> None:
+    ((status, _, err),) = run(None, [["demo"]], tmp_path)
+    assert (status, list(tmp_path.iterdir())) == (1, [])
+    assert "(transformers, timm)" in err
+    assert "pip install 'leafward[lm,vision]'" in err
+    assert "--only measure" in err
 
 
 def test_help_needs_no_extra(tmp_path: Path) -> None:
@@ -163,5 +174,8 @@ def test_help_needs_no_extra(tmp_path: Path) -> None:
 
 def test_what_is_said_to_need_an_extra_is_there() -> None:
     known = {f"{command} {name}" for command, table in FAMILIES.items() for name in table} | set(COMMANDS)
-    assert set(NEEDS) <= known
-    assert {extra for needs in NEEDS.values() for extra in needs} <= set(EXTRAS)
+    assert {*NEEDS, *PARTLY} <= known
+    assert not set(NEEDS) & set(PARTLY)
+    assert {extra for needs in (*NEEDS.values(), *(more for _, more in PARTLY.values())) for extra in needs} <= set(
+        EXTRAS
+    )

@@ -221,6 +221,7 @@ def test_sampling(finished):
     assert file.getvalue().startswith("The [fox] " + found["text"][:1])
     with pytest.raises(UsageError, match="context is 32"):
         evaluate_sample.run(replace(args, tokens=40), Console(file=file))
+    assert evaluate_sample.run(replace(args, tokens=None), Console(file=file))["text"], "as many as there is room for"
 
 
 def test_refusals_leave_nothing_behind(data, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -110,9 +111,36 @@ def test_a_run_is_scored_on_its_own_test_images(
     assert (100 * found["top1"], found["images"]) == (pytest.approx(row["accuracy"]), row["images"])
     assert main(["evaluate", str(folder / "clip"), "--task", "zeroshot"]) == 2
     assert "--data must name the labelled images" in " ".join(capsys.readouterr().err.split())
+    assert main(["evaluate", str(out), "--split", "train"]) == 2
+    assert "--split goes with --data" in capsys.readouterr().err
     words = ["train", "hyperclip", "--images", str(folder / "images"), "--model", str(out), "--block-size", "8"]
     assert main([*words, "--out", str(tmp_path / "second")]) == 2
     assert "holds an adapter already; train on the merged one" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_run_is_scored_over_all_its_classes_by_its_own_score_and_text(
+    config: Config, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A class of one image has it in training and none in the test; it is an answer all the same."""
+    images = shutil.copytree(folder / "images", tmp_path / "images")
+    for extra in ("truck", "bus", "bread", "cat", "kitten"):
+        (images / extra).mkdir()
+        shutil.copy(images / "dog" / "0.png", images / extra)
+    # Braces that are no place for a name are letters like any others.
+    own = replace(config, images=images, score="lorentz", template="a small {x} photo of the {}", steps=2, c=0.5)
+    row = hyperclip.run(own, tmp_path / "run")["methods"][0]
+    assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (found["score"], found["classes"], found["images"]) == ("lorentz", 8, row["images"])
+    assert 100 * found["top1"] == pytest.approx(row["accuracy"])
+    data = training.read(own)
+    for file in [data.files[place] for place in data.train.tolist()]:
+        file.unlink()
+    for extra in ("truck", "bus", "bread", "cat", "kitten"):
+        (images / extra).rmdir()
+    assert main(["evaluate", str(tmp_path / "run"), "--data", str(images), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (found["score"], found["classes"]) == ("lorentz", 3)
 
 
 def test_a_hyperbolic_score_with_its_twin(config: Config, tmp_path: Path) -> None:
@@ -121,7 +149,6 @@ def test_a_hyperbolic_score_with_its_twin(config: Config, tmp_path: Path) -> Non
     assert len({row["trainable"] for row in result["methods"]}) == 1
     (number,) = result["headline"]
     assert number["twin"] is not None
-    assert main(["evaluate", str(tmp_path / "run")]) == 2  # zero-shot is by the cosine
 
 
 def test_a_stopped_run_keeps_what_is_done(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +200,15 @@ def test_trained_weights_of_the_model_are_kept(config: Config, tmp_path: Path) -
     assert float(2 * text.norm(dim=1).mean()) == pytest.approx(row["radius"]["text"]["after"]["mean"], rel=1e-5)
     assert float(2 * image.norm(dim=1).mean()) == pytest.approx(row["radius"]["image"]["after"]["mean"], rel=1e-5)
     assert row["radius"]["image"]["before"] != row["radius"]["image"]["after"]
+
+
+def test_a_run_that_trained_nothing_is_scored_with_its_model(
+    config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = hyperclip.run(replace(config, method="frozen"), tmp_path / "run")["methods"][0]
+    assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert 100 * found["top1"] == pytest.approx(row["accuracy"])
 
 
 def test_low_rank_round_trip(folder: Path, tmp_path: Path) -> None:

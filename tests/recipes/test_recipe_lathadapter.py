@@ -155,6 +155,18 @@ def test_a_stopped_run_goes_on_where_it_was(small: Config, tmp_path: Path, monke
     assert [row["accuracy"] for row in again["scores"]] == [row["accuracy"] for row in whole["scores"]]
 
 
+def test_features_that_have_changed_since_are_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, data = tmp_path / "own.npz", synthetic()
+    write_features(own, data)
+    short = Config(features=own, shots=(1,), seeds=1, epochs=1, hosts=(), baselines=("clip-adapter",))
+    lathadapter.run(short, tmp_path / "run")
+    write_features(own, replace(data, images=data.images[:, :8], texts=data.texts[:, :8]))
+    assert main(["evaluate", str(tmp_path / "run")]) == 1
+    assert "was trained on features or a model of other sizes than own has now" in capsys.readouterr().err
+
+
 def test_promptkd_with_a_larger_teacher(tmp_path: Path) -> None:
     write_features(tmp_path / "two.safetensors", synthetic(teacher=True))
     config = Config(
@@ -213,6 +225,8 @@ def test_refusals(small: Config, tmp_path: Path) -> None:
         ({"lr": 0.0}, "lr must be a positive number"),
         ({"seeds": 0}, "seeds must be an integer ≥ 1"),
         ({"hosts": (), "baselines": ()}, "hosts must be at least one"),
+        ({"hosts": ("coop", "coop")}, "hosts must be different ones"),
+        ({"template": "a {} or {}"}, "template must be a text with {} once"),
     ]:
         with pytest.raises(UsageError, match=message):
             Config(**options)

@@ -191,6 +191,17 @@ def test_explain_draws_any_words(run: Path, tmp_path: Path, capsys: pytest.Captu
     with Image.open(drawn["picture"]) as picture:
         assert picture.size == (32, 32)
     assert "pizza" in (tmp_path / "index.html").read_text()
+    # Photos of different folders may be called alike.
+    elsewhere = tmp_path / "elsewhere" / photo.name
+    elsewhere.parent.mkdir()
+    Image.new("RGB", (20, 24)).save(elsewhere)
+    assert main(["explain", str(run), str(photo), str(elsewhere), *words]) == 0
+    both = json.loads(capsys.readouterr().out.splitlines()[-1])["images"]
+    sizes = [Image.open(each["picture"]).size for each in both]
+    assert sizes == [(32, 32), (20, 24)]
+    for wrong in (["dog", "dog"], ["dog", " "]):
+        assert main(["explain", str(run), str(photo), "--words", *wrong, "--out", str(tmp_path)]) == 2
+        assert "--words must be different words, none of them empty" in " ".join(capsys.readouterr().err.split())
     assert main(["explain", str(run), str(photo), "--out", str(tmp_path)]) == 2
     assert "give at least one photo and --words" in capsys.readouterr().err
     assert main(["explain", str(run), str(photo), "--words", "dog", "--background", "2"]) == 2

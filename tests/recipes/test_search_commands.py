@@ -67,7 +67,7 @@ def test_neighbours_by_name(scene, kind):
     assert [query["query"] for query in result["queries"]] == ["0", "1", "2"]
     nodes = {near["name"]: near["node"] for query in result["queries"] for near in query["neighbours"]}
     assert nodes == {name: LABELS[NAMES.index(name)] for name in nodes}
-    assert json.loads((folder / "found.json").read_text()) == result
+    assert json.loads((folder / "found.json").read_text()) == {"evaluation": "Search", **result}
 
 
 def test_search_like_an_item_leaves_it_out(scene):
@@ -105,6 +105,19 @@ def test_a_single_vector_is_one_query(scene):
     np.savez(folder / "two.npz", first=vectors[0], second=vectors[1])
     with pytest.raises(DataError, match=r"two.npz: expected one matrix"):
         search(folder, queries=folder / "two.npz")
+
+
+def test_the_page_draws_distances_by_rank(scene):
+    folder, _ = scene
+    build(folder)
+    search(folder, like=("rex",), k=3, out=folder / "found")
+    html = (folder / "found" / "report.html").read_text(encoding="utf-8")
+    assert html.count("<svg ") == 1
+    assert "one query in" in html
+    search(folder, like=("rex", "tom"), k=1, out=folder / "found")
+    html = (folder / "found" / "report.html").read_text(encoding="utf-8")
+    assert "2 queries in" in html
+    assert "<svg " not in html  # a single neighbour makes no curve
 
 
 def test_scores_against_the_queries_nodes(scene):

@@ -154,7 +154,7 @@ def test_a_bare_run_has_a_page(tmp_path):
         "Run bare",
         "no env.json",
         "no metrics.jsonl",
-        "bare: no headline numbers yet",
+        "bare: no headline numbers",
         "No run has logged",
     ):
         assert phrase in html

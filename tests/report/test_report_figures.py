@@ -15,6 +15,7 @@ from leafward.report.figures import (
     COLOURS,
     LIGHT,
     SERIES,
+    dots,
     legend,
     line_with_band,
     literal,
@@ -24,6 +25,7 @@ from leafward.report.figures import (
     save_svg,
     to_svg,
 )
+from leafward.report.number import Estimate
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -213,3 +215,13 @@ def test_bad_arguments():
     with pytest.raises(UsageError, match="which must be"):
         log_axis(axes, "z")
     assert figure is axes.figure
+
+
+def test_dots_stand_in_their_order_with_their_intervals():
+    figure = dots({"b": Estimate(0.2, (0.1, 0.4)), "a": Estimate(0.5), "none": Estimate(None)})
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["b", "a", "none"]
+    top, bottom = axes.transData.transform([(0, 0), (0, 2)])[:, 1]
+    assert top > bottom
+    (bar,) = axes.collections
+    assert bar.get_segments()[0].tolist() == [[0.1, 0.0], [0.4, 0.0]]

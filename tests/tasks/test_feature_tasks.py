@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
 
+from leafward.adapters.scores import similarity
 from leafward.errors import DataError, UsageError
 from leafward.hierarchy import Taxonomy, metrics
 from leafward.tasks import breeds, fewshot, zeroshot
@@ -68,9 +70,38 @@ def test_zero_shot_scores_and_metrics():
     assert found["top5"] == 1.0
     plain = metrics.evaluate(tax, [names[i] for i in best], [names[i] for i in label])
     assert found["hierarchical"]["tree_induced_error"] == pytest.approx(plain.tree_induced_error)
-    assert found["least_expected_distance"]["count"] == 50
     with pytest.raises(UsageError, match="label"):
         zeroshot.score(image, classes, label + 1)
+
+
+@pytest.mark.parametrize(
+    ("p", "answer"),
+    [((0.01, 0.97, 0.01, 0.01), "dog"), ((0.02, 0.48, 0.02, 0.48), "animal"), ((0.24, 0.40, 0.24, 0.12), "animal")],
+)
+def test_zero_shot_answers_may_be_inner_nodes(p, answer):
+    tax = Taxonomy.from_nested({"animal": {"dog": {}, "cat": {}}, "vehicle": {"car": {}, "bus": {}}}, root="thing")
+    names = ["car", "dog", "bus", "cat"]
+    expected = {
+        node: sum(share * int(tax.distance(node, name)) for share, name in zip(p, names, strict=True))
+        for node in tax.names
+    }
+    assert min(expected, key=lambda node: expected[node]) == answer
+    image = torch.tensor([p]).log()
+    compare = zeroshot.Comparison(scale=float(image.norm()))  # the logits are then log p
+    found = zeroshot.score(image, torch.eye(4), torch.tensor([1]), names, tax, compare)
+    plain = metrics.evaluate(tax, [answer], ["dog"]).to_dict()
+    assert found["least_expected_distance"] == plain
+    assert found["backed_off"] == plain | {"true": 1.0}
+
+
+@pytest.mark.parametrize("name", ["cosine", "lorentz", "cosine+radius"])
+def test_zero_shot_by_another_score(name):
+    image, classes = 3.0 * units(30, seed=4), torch.linspace(0.5, 4.0, 5)[:, None] * units(5)
+    label = torch.arange(30) % 5
+    found = zeroshot.score(image, classes, label, compare=zeroshot.Comparison(name, c=0.3, weight=0.7))
+    best = similarity(image, classes, name, c=0.3, weight=0.7).argmax(dim=1)
+    assert found["score"] == name
+    assert found["top1"] == pytest.approx(float((best == label).double().mean()))
 
 
 def test_templates(tmp_path):
@@ -88,13 +119,32 @@ def test_labelled_images_of_a_folder(tmp_path):
     images, labels = zeroshot.labelled_images(tmp_path, split="val")
     assert [image.name for image in images] == ["2.PNG", "1.jpg"]
     assert labels == ["cat", "dog"]
-    with pytest.raises(DataError, match="no labelled image"):
+    with pytest.raises(DataError, match="holds no class folders"):
         zeroshot.labelled_images(tmp_path / "val" / "dog")
+    with pytest.raises(DataError, match="nowhere is not a folder"):
+        zeroshot.labelled_images(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="brings no split and has no folder 'test'"):
+        zeroshot.labelled_images(tmp_path / "val", split="test")
     for part in ("train", "test"):
         (tmp_path / part / "cat").mkdir(parents=True)
         (tmp_path / part / "cat" / f"{part}.jpg").write_bytes(b"")
     images, labels = zeroshot.labelled_images(tmp_path)  # of parts, the one that is there to be scored
     assert ([image.name for image in images], labels) == (["test.jpg"], ["cat"])
+    shutil.rmtree(tmp_path / "test")
+    images, labels = zeroshot.labelled_images(tmp_path)  # without test/, what is held out is what is scored
+    assert ([image.name for image in images], labels) == (["2.PNG", "1.jpg"], ["cat", "dog"])
+
+
+def test_labelled_images_of_a_split_file(tmp_path):
+    rows = {part: [[f"{part}.jpg", 0, "cat"]] for part in ("train", "val", "test")}
+    for part in rows:
+        (tmp_path / f"{part}.jpg").write_bytes(b"")
+    (tmp_path / "split_zhou_Pets.json").write_text(json.dumps(rows))
+    for split, name in ((None, "test"), ("val", "val"), ("train", "train")):
+        images, labels = zeroshot.labelled_images(tmp_path, split=split)
+        assert ([image.name for image in images], labels) == ([f"{name}.jpg"], ["cat"])
+    with pytest.raises(UsageError, match="split must be one of train, val, test, got 'dev'"):
+        zeroshot.labelled_images(tmp_path, split="dev")
 
 
 @pytest.fixture
@@ -189,5 +239,5 @@ def test_zero_shot_reads_the_files_of_data_features(tmp_path, ending):
             ((images @ (texts / texts.norm(dim=1, keepdim=True)).mT).argmax(1) == labels)[rows].double().mean()
         )
         assert scores["top1"] == pytest.approx(expected)
-    with pytest.raises(UsageError, match="split of a feature file must be one of train, val, test, got 'dev'"):
+    with pytest.raises(UsageError, match="split must be one of train, val, test, got 'dev'"):
         zeroshot.labelled_features(file, "dev")

@@ -200,8 +200,14 @@ def test_refusals(folder: Path, tmp_path: Path) -> None:
             Segmenter(encoder, **options)
     with pytest.raises(UsageError, match="need a Hugging Face CLIP model, not 'siglip'"):
         Segmenter(load_encoder(make("siglip", tmp_path)))
-    with pytest.raises(UsageError, match="words: at least one"):
-        Segmenter(encoder, channels=16).text([])
+    model = Segmenter(encoder, channels=16)
+    for words in ([], "cat"):
+        with pytest.raises(UsageError, match="words must be a list with at least one word"):
+            model.text(words)
+    with pytest.raises(UsageError, match=r"image must be bytes \(3, H, W\)"):
+        segment(model, torch.rand(3, 20, 20), WORDS, 16)
+    with pytest.raises(UsageError, match=r"image must be bytes \(3, H, W\), got \(20, 20, 3\)"):
+        segment(model, torch.zeros(20, 20, 3, dtype=torch.uint8), WORDS, 16)
 
 
 def test_texts_are_encoded_once_for_all_windows(model: Segmenter, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from leafward.errors import DataError
-from leafward.recipes.data_features import read_images
+from leafward.tasks.standard_sets import read_images
 
 IDS = {"n01": "tench", "n02": "great white shark", "n03": "crane"}
 
@@ -87,3 +87,17 @@ def test_parts_above_the_class_folders_are_no_classes(tmp_path: Path) -> None:
     found = labelled(tmp_path)
     assert (found["val/dog/0.png"], found["test/dog/0.png"]) == (("dog", 1), ("dog", 2))
     assert read_images(tmp_path)[2] == ("cat", "dog")
+
+
+def test_training_images_alone_are_split_by_class_and_not_taken_for_one(tmp_path: Path) -> None:
+    pixel(*(tmp_path / "train" / name / "0.png" for name in ("cat", "dog")))
+    files, labels, names, parts = read_images(tmp_path)
+    assert (len(files), labels, names, parts) == (2, [0, 1], ("cat", "dog"), None)
+    pixel(tmp_path / "car" / "train" / "0.png", tmp_path / "bus" / "0.png")
+    assert read_images(tmp_path)[2] == ("bus", "car", "train")  # here train is a class among others
+
+
+def test_an_empty_split_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "split_zhou_Pets.json").write_text('{"train": [], "val": [], "test": []}')
+    with pytest.raises(DataError, match="the labels must be 0…0 without a gap"):
+        read_images(tmp_path)

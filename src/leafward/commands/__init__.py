@@ -11,7 +11,7 @@ COMMANDS = {
     "explore": "a local page: Poincaré-disk view of embeddings, a taxonomy or a run",
     **({"data": "prepare data"} if PREPARATIONS else {}),
     "export": "an adapter as files, or merged into its base model",
-    "report": "one page that compares runs",
+    "report": "one page that compares runs, evaluations or audits",
     "bench": "the benchmarks, side by side",
     "list": "recipes, presets, tasks and optional extras",
     "completion": "print a shell completion script",

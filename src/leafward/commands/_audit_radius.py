@@ -38,7 +38,11 @@ def add_radius(
     cells = [[row["name"], row["side"], *(f"{row[key]:.4g}" for key in SHOWN)] for row in rows]
     show_rows(console, columns, [tuple(row) for row in cells], "hyperbolic radius")
     page.section("Hyperbolic radius of the rows")
-    page.table(columns, cells, "Rad(exp₀(z)) = 2‖z‖ for every curvature; a cosine cannot see it")
+    page.table(
+        columns,
+        [[row["name"], row["side"], *(row[key] for key in SHOWN)] for row in rows],
+        "Rad(exp₀(z)) = 2‖z‖ for every curvature; a cosine cannot see it",
+    )
     if swept:
         _show_sweeps(swept, c, weight, console, page)
     return {"radius": rows} | ({"radius_sweep": swept} if swept else {})
@@ -85,12 +89,12 @@ def _show_sweeps(swept: list[dict[str, Any]], c: float, weight: float, console: 
 
     columns = ["", "score", *(f"× {factor:g}" for factor in SWEEP)]
     cells = [
-        [each["name"], score, *(f"{100.0 * point['accuracy']:.2f}" for point in points)]
+        [each["name"], score, *(100.0 * point["accuracy"] for point in points)]
         for each in swept
         for score, points in each["sweep"].items()
     ]
     title = "accuracy, %, with the texts at multiples of their radius"
-    show_rows(console, columns, [tuple(row) for row in cells], title)
+    show_rows(console, columns, [(name, score, *(f"{x:.2f}" for x in rest)) for name, score, *rest in cells], title)
     page.section("Radius sweep")
     page.table(columns, cells, f"{title}; Lorentz score at c = {c:g}, radius term of weight {weight:g}; test images")
     for score in swept[0]["sweep"]:

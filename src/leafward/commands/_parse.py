@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import tyro
 
 from leafward.engine.config import check_numbers
-from leafward.errors import UsageError
+from leafward.errors import UsageError, nearest
 
 SHARED_FLAGS = {
     "json": "One JSON object on the last line of stdout; all else goes to stderr.",
@@ -38,7 +38,7 @@ def parse_into(cls: type, prog: str, argv: list[str], *, description: str, defau
         if not stop.code:
             raise
         raise UsageError(_plain(said.getvalue())) from None
-    check_numbers(parsed)
+    check_numbers(getattr(parsed, "settings", parsed))  # a recipe's settings are flags without that prefix
     return parsed
 
 
@@ -75,4 +75,9 @@ def _plain(box: str) -> str:
     """What tyro says about wrong words, without the frame around it."""
     lines = [line.strip("│╭╮╰╯─| ") for line in box.splitlines()]
     said = [line for line in lines[1:] if line and not re.fullmatch("[-─]+", line)]
+    choice = re.match(r"invalid choice '(.*?)' for argument '(.*?)'. Expected one of \((.*?)\)", " ".join(said))
+    if choice is not None:  # tyro lists a set, in no order and with the None of a flag that was left out
+        word, flag, names = choice.groups()
+        allowed = set(re.findall("'(.*?)'", names)) - {"None"}
+        return f"{flag} {word!r} is not one of its choices; {nearest(word, allowed)}"
     return "\n  ".join(said or lines)

@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
+from leafward.errors import LeafwardError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +26,8 @@ PARTS = {"measure": {}, "adapt": {"PIL": "vision"}, "build": {"transformers": "l
 
 @dataclass
 class Args:
-    only: Annotated[Literal["measure", "adapt", "build"] | None, tyro.conf.arg(help="Run one part alone.")] = None
+    only: Literal["measure", "adapt", "build", "all"] = "all"
+    """Run one part alone."""
     out: Path = Path("demo")
     """Folder for the report and the runs; what an earlier demo left there is replaced."""
 
@@ -34,7 +36,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     from leafward.files import check_writable, write_json
 
     began = time.monotonic()
-    names = list(PARTS) if args.only is None else [args.only]
+    names = list(PARTS) if args.only == "all" else [args.only]
     _check(names)
     check_writable(args.out)
     modules = {name: importlib.import_module(f"leafward.commands._demo.{name}") for name in names}
@@ -48,19 +50,22 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     _show(console, parts)
     console.print(f"done in {seconds:.0f} s", markup=False)
     console.print(f"report:   {report}", markup=False)
-    explore = [part.explore for part in parts.values() if part.explore]
-    for command in explore:
-        console.print(f"explorer: {command}", markup=False, soft_wrap=True)
+    for part in parts.values():
+        console.print(f"explorer: {part.explore}   ({part.explored})", markup=False, soft_wrap=True)
+    explore = [part.explore for part in parts.values()]
     return {"report": str(report), "seconds": seconds, "explore": explore, **result}
 
 
 def _check(names: list[str]) -> None:
-    """Whatever is not installed is said before the work, not after minutes of it."""
-    from leafward.errors import require
-
-    for name in names:
-        for package, extra in PARTS[name].items():
-            require(package, extra)
+    """Whatever is not installed is said before the work, not after minutes of it, and all of it at once."""
+    wanted = {package: extra for name in names for package, extra in PARTS[name].items()}
+    absent = [package for package in wanted if find_spec(package) is None]
+    if absent:
+        extras = ",".join(dict.fromkeys(wanted[package] for package in absent))
+        raise LeafwardError(
+            f"the demo's {' and '.join(names)} need what is not installed ({', '.join(absent)}); install it with: "
+            f"pip install 'leafward[{extras}]', or run the part that needs nothing more: leafward demo --only measure"
+        )
 
 
 @contextmanager
@@ -106,11 +111,10 @@ def _page(args: Args, parts: dict[str, Part], seconds: float) -> Page:
     for part in parts.values():
         part.draw(page)
     page.section("How this was made")
-    only = [] if args.only is None else ["--only", args.only]
+    only = [] if args.only == "all" else ["--only", args.only]
     page.command(shlex.join(["leafward", "demo", *only, "--out", str(args.out)]))
     for part in parts.values():
-        if part.explore:
-            page.text("To look around in the embeddings of this run:")
-            page.command(part.explore)
+        page.text(f"To look around in {part.explored}:")
+        page.command(part.explore)
     page.environment(environment({}))
     return page

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from leafward.errors import UsageError, need
+from leafward.errors import UsageError, need, require
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,6 +68,9 @@ def run(args: Args, console: Console) -> dict[str, Any]:
 
     _check(args)
     check_host(args.host, args.allow_remote)
+    if args.export is None:  # said before the points are laid out, which may take long
+        require("fastapi", "serve")
+        require("uvicorn", "serve")
     scene = _scene(args)
     result = _show(scene, console)
     if args.export is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from leafward.commands import COMMANDS
 from leafward.commands._choice import load
 from leafward.commands._show import show_rows
+from leafward.commands.bench import FOLDER
 from leafward.errors import EXTRAS
 from leafward.recipes import EVALUATIONS, EXPLANATIONS, PREPARATIONS, RECIPES
 
@@ -37,21 +38,21 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "data features": ("lm", "vision"),
     "data index": ("search",),
     "data tokenise": ("lm",),
-    "demo": ("lm", "vision"),
-    "explore": ("serve",),
     "export": ("lm",),
 }
 """What goes on the command line -> the extras without which it does nothing. What is not here needs none."""
 
-FOR_MODELS: dict[str, str] = {
-    "evaluate --task hierarcaps": "lm",
-    "evaluate --task hyperlex": "lm",
-    "evaluate --task breeds": "lm",
-    "evaluate --task retrieval": "lm",
-    "evaluate --task zeroshot": "lm",
-    "audit": "vision",
+PARTLY: dict[str, tuple[str, tuple[str, ...]]] = {
+    "evaluate --task hierarcaps": ("on features", ("lm",)),
+    "evaluate --task hyperlex": ("on features", ("lm",)),
+    "evaluate --task breeds": ("on features", ("lm",)),
+    "evaluate --task retrieval": ("on features", ("lm",)),
+    "evaluate --task zeroshot": ("on features", ("lm",)),
+    "audit": ("on files", ("vision",)),
+    "demo": ("with --only measure or adapt", ("lm", "vision")),
+    "explore": ("with --export", ("serve",)),
 }
-"""What works on features or files alone, and with an extra on models as well."""
+"""What works in part, in which, and the extras for the rest of it."""
 
 
 @dataclass
@@ -99,5 +100,8 @@ def availability(name: str, missing: dict[str, list[str]]) -> str:
     absent = [extra for extra in NEEDS.get(name, ()) if missing[extra]]
     if absent:
         return f"install leafward[{','.join(absent)}]"
-    more = FOR_MODELS.get(name)
-    return f"yes; on models: install leafward[{more}]" if more and missing[more] else "yes"
+    if name == "bench" and not FOLDER.is_dir():
+        return "from a clone: pip install -e ."
+    part, extras = PARTLY.get(name, ("", ()))
+    absent = [extra for extra in extras if missing[extra]]
+    return f"yes {part}; otherwise install leafward[{','.join(absent)}]" if absent else "yes"

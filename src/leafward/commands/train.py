@@ -24,6 +24,9 @@ class Args:
     overwrite: bool
 
 
+LARGEST = {"seeds": 10_000, "workers": 1_024, "batch_size": 1 << 24, "vocab_size": 1 << 24, "size": 1 << 16}
+"""Settings that would make a run endless, or kill it without a word, long before an allocation fails."""
+
 USAGE = "leafward train RECIPE [--preset NAME | --config FILE] [--out DIR] [--key value]"
 
 
@@ -93,12 +96,16 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     from leafward.engine.run import discard_unbegun
 
     _check_device(args.config)
-    fresh = not args.out.exists()
+    _check_sizes(args.config)
+    fresh = [path for path in (args.out, *args.out.parents) if not path.exists()]
     try:
         result = load_recipe(args.recipe).run(args.config, args.out, resume=args.resume, overwrite=args.overwrite)
     except Exception:
         if fresh:
             discard_unbegun(args.out)
+        for parent in fresh[1:]:  # the folders that were made for it, the deepest first
+            if parent.is_dir() and not any(parent.iterdir()):
+                parent.rmdir()
         raise
     from leafward.commands._show import show_headline
 
@@ -114,3 +121,13 @@ def _check_device(config: Any) -> None:
 
         if not torch.cuda.is_available():
             raise UsageError("device is cuda, but torch finds no CUDA device here; use cpu or auto")
+
+
+def _check_sizes(config: Any) -> None:
+    """Refuse what nobody can mean before a run directory is made."""
+    from leafward.engine.config import flatten
+
+    for path, value in flatten(config).items():
+        largest = LARGEST.get(path.rpartition(".")[2])
+        if largest is not None and isinstance(value, int) and value > largest:
+            raise UsageError(f"{path} must be at most {largest:,}, got {value:,}")

@@ -12,6 +12,7 @@ import numpy as np
 
 from leafward.explorer.layout import Layout
 from leafward.hierarchy import Taxonomy
+from leafward.hierarchy.fan import leaves_below
 
 #: Hyperbolic radius of the deepest node, and longest edge. Longer edges bend distances less, and show less at once.
 REACH, LONGEST_EDGE = 14.0, 1.5
@@ -44,11 +45,7 @@ def _weights(tax: Taxonomy) -> np.ndarray:
 
     Equal shares squeeze large subtrees, shares by leaves squeeze small ones; between them distances are bent least.
     """
-    leaves = (np.bincount(tax.first_parent + 1, minlength=len(tax) + 1)[1:] == 0).astype(np.float64)
-    above, total = tax.first_parent.tolist(), leaves.tolist()
-    for node in tax.order[:0:-1].tolist():  # children before parents, the root left out
-        total[above[node]] += total[node]
-    return np.sqrt(total)
+    return np.sqrt(leaves_below(tax))
 
 
 def _shares(above: np.ndarray, weight: np.ndarray, half: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -127,9 +127,10 @@ class TaxonomyEmbedding(nn.Module):
         margin: float = 1.0,
         aperture: float = 0.1,
         seed: int = 0,
+        start: Tensor | None = None,
     ) -> None:
         """`temperature`: of the distances. `margin`: angle between a cone and what is not in it; `aperture`: the k of
-        its half-aperture asin(2k / sinh √c ρ)."""
+        its half-aperture asin(2k / sinh √c ρ). `start`: the first `weight`; None: at random about the origin."""
         super().__init__()
         if objective not in OBJECTIVES:
             raise UsageError(f"objective must be one of {', '.join(OBJECTIVES)}, got {objective!r}")
@@ -138,8 +139,11 @@ class TaxonomyEmbedding(nn.Module):
                 raise UsageError(f"{name} must be a whole number ≥ 1, got {value}")
         self.manifold = manifold_of(geometry, c)
         self.objective, self.temperature, self.margin, self.aperture = objective, temperature, margin, aperture
-        generator = torch.Generator().manual_seed(seed)
-        self.weight = nn.Parameter(START * torch.randn(count, dim, generator=generator))
+        if start is None:
+            start = START * torch.randn(count, dim, generator=torch.Generator().manual_seed(seed))
+        if start.shape != (count, dim):
+            raise UsageError(f"start must be ({count}, {dim}), got {tuple(start.shape)}")
+        self.weight = nn.Parameter(start)
 
     def no_weight_decay(self) -> set[str]:
         """Pulling every point to the origin is no part of the objective."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from leafward.adapters.encoders import Encoder
-    from leafward.report import Number
+    from leafward.report import Number, Page
 
 
 @dataclass
@@ -57,9 +57,17 @@ def one_source(target: str | None, features: Path | None) -> None:
 
 
 def show(
-    console: Console, title: str, args: Any, found: Mapping[str, Any], numbers: Sequence[Number]
+    console: Console,
+    title: str,
+    args: Any,
+    found: Mapping[str, Any],
+    numbers: Sequence[Number],
+    draw: Callable[[Page], None] | None = None,
 ) -> dict[str, Any]:
-    """The numbers of a result as a table, and as files where --out asks for them; returns the result."""
+    """The numbers of a result as a table, and as files where --out asks for them; returns the result.
+
+    draw: adds figures to the page.
+    """
     from rich.markup import escape
     from rich.table import Table
 
@@ -75,7 +83,7 @@ def show(
     result = {"task": title, **found, "headline": [number.to_json() for number in numbers]}
     if args.out is not None:
         source = str(args.target if args.features is None else args.features)
-        page = evaluation_page(f"Evaluation: {title}", source, numbers, found)
+        page = evaluation_page(f"Evaluation: {title}", source, numbers, found, draw)
         write_evaluation(args.out, result, page, console)
     return result
 

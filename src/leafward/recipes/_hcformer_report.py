@@ -75,7 +75,7 @@ def estimate(name: str, members: Sequence[Record], images: int) -> tuple[float |
     values = [member["scores"][name] for member in members]
     if None in values:
         return None, None
-    value, interval = mean_interval(values)
+    value, interval = mean_interval(values, 0.0, float("inf") if name in LOWER else 1.0)
     if len(values) == 1 and images and name in SHARES:
         interval = share_interval(round(value * images), images)
     return value, interval

@@ -20,8 +20,9 @@ from leafward.errors import UsageError
 from leafward.files import read_record, write_json
 from leafward.recipes._devices import device_of
 from leafward.recipes._hyperclip_radius import sweeps
-from leafward.recipes.data_features import read_images
+from leafward.tasks.captions import readable
 from leafward.tasks.fewshot import TEST, TRAIN, few_shot, seeded_split
+from leafward.tasks.standard_sets import read_images
 
 if TYPE_CHECKING:
     from leafward.recipes.hyperclip import Config
@@ -150,7 +151,7 @@ class Dual(nn.Module):
     def __init__(self, encoder: Encoder, config: Config, method: Method, names: tuple[str, ...]) -> None:
         super().__init__()
         self.encoder, self.config, self.method = encoder, config, method
-        tokens = encoder.tokenize([config.template.format(name.replace("_", " ")) for name in names])
+        tokens = encoder.tokenize([config.template.replace("{}", readable(name)) for name in names])
         self.token_names = list(tokens)
         for name, tensor in tokens.items():
             self.register_buffer(f"token_{name}", tensor, persistent=False)

@@ -13,8 +13,9 @@ from torch import Tensor
 from leafward.adapters import load_encoder
 from leafward.adapters.encoders import HuggingFaceEncoder, open_image
 from leafward.errors import UsageError
-from leafward.recipes.data_features import read_images
+from leafward.tasks.captions import readable
 from leafward.tasks.fewshot import FeatureSet, seeded_split
+from leafward.tasks.standard_sets import read_images
 
 CHUNK = 256
 """Images that go through the model at once where no gradient is wanted."""
@@ -52,7 +53,7 @@ def image_set(folder: Path, encoder: HuggingFaceEncoder, template: str) -> Featu
     files, labels, names, split = read_images(folder)
     target = torch.tensor(labels)
     parts = seeded_split(target) if split is None else torch.tensor(split)
-    texts = [template.format(name.replace("_", " ")) for name in names]
+    texts = [template.replace("{}", readable(name)) for name in names]
     length = encoder.max_length
     tokens = encoder.tokenizer(texts, padding="max_length", truncation=True, max_length=length, return_tensors="pt")
     images: Any = Pixels(encoder, files)

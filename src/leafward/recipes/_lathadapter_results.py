@@ -20,13 +20,13 @@ Key = tuple[str, int, str]
 """Method, shots, test."""
 HM = "harmonic mean"
 MISTAKES = {
-    "mistake_severity": "mistake severity",
+    "mistake_severity": "severity",
     "lca_height": "LCA height",
-    "f1": "hierarchical F1",
-    "decided_lca_height": "LCA height, decided",
+    "f1": "F1",
+    "decided_lca_height": "height, decided",
     "decided_f1": "F1, decided",
     "backed_f1": "F1, backed off",
-    "backed_true": "true when backed off, %",
+    "backed_true": "true, %",
 }
 
 
@@ -221,13 +221,18 @@ def _mistakes(made: Page, scores: Sequence[Row]) -> None:
     if not found:
         return
     made.section("Mistakes in the taxonomy")
-    made.table(
-        ["method", "shots", "test", *MISTAKES.values()],
-        [[*key, *means.values()] for key, means in found.items()],
-        "Mean over seeds; severity is the height of the lowest common ancestor of a wrong answer and the truth; "
-        "decided: the node of least expected distance, which may be an inner one; backed off: the deepest node with a "
-        "probability of at least ½, true where it is the class or stands above it",
+    made.text(
+        "Means over seeds. LCA height is that of the lowest common ancestor of an answer and the truth, severity the "
+        "same over wrong answers, F1 that of their ancestors; decided: the node of least expected distance, which may "
+        "be an inner one; backed off: the deepest node with a probability of at least ½, true where it is the class or "
+        "stands above it."
     )
+    for shots, test in dict.fromkeys(key[1:] for key in found):
+        made.table(
+            ["method", *MISTAKES.values()],
+            [[key[0], *means.values()] for key, means in found.items() if key[1:] == (shots, test)],
+            f"Test on {test}; {shots} shots",
+        )
 
 
 def mistakes(scores: Sequence[Row]) -> dict[Key, dict[str, float | None]]:

@@ -28,17 +28,16 @@ from leafward.adapters.surface import lasting
 from leafward.engine import LoopConfig, Loss, OptimConfig, RunDirectory, fit, load_published, publish
 from leafward.engine.data import mix
 from leafward.errors import DataError
-from leafward.hierarchy import Taxonomy, decide, metrics
+from leafward.hierarchy import Taxonomy, metrics
 from leafward.recipes._devices import device_of
 from leafward.recipes._lathadapter_images import CHUNK, Pixels, cached, image_set, open_clip_model
 from leafward.tasks import fewshot
+from leafward.tasks.decisions import decided
 from leafward.tasks.fewshot import Episode, Exam, FeatureSet, Protocol, read_features
 
 if TYPE_CHECKING:
     from leafward.recipes.lathadapter import Config
 
-SURE = 0.5
-"""Probability of the node that the back-off answers with."""
 DEEPER = 2  # MaPLe's prompts are deep ones
 MODEL = "model"
 
@@ -254,7 +253,13 @@ def _train_one(config: Config, method: Method, episode: Episode, folder: Path, t
         return trained
     place = folder / _name(method, episode)
     if (place / MODEL).is_dir():
-        host.load_state_dict(load_published(place / MODEL)[1])
+        try:
+            host.load_state_dict(load_published(place / MODEL)[1])
+        except RuntimeError as error:
+            raise DataError(
+                f"{place / MODEL} was trained on features or a model of other sizes than {episode.data.name} has now: "
+                f"{error}"
+            ) from error
     else:
         lesson = _Lesson(images, labels, None if teacher is None else _teaching(teacher, episode))
         _fit(config, trained, lesson, place)
@@ -380,8 +385,8 @@ class _Lesson:
 
 def score(trained: Trained, exam: Exam, taxonomy: Taxonomy | None) -> dict[str, Any]:
     """Accuracy in percent and, with a taxonomy that has the classes, what the mistakes are like: of the most probable
-    class, of the answer of least expected distance, and of the deepest node with a probability of at least `SURE`,
-    both of which may be inner nodes."""
+    class, of the answer of least expected distance, and of the deepest node with a probability of at least ½, both
+    of which may be inner nodes."""
     logits = trained.logits(exam)
     found = logits.argmax(dim=1)
     result: dict[str, Any] = {
@@ -392,10 +397,10 @@ def score(trained: Trained, exam: Exam, taxonomy: Taxonomy | None) -> dict[str, 
     if taxonomy is not None and set(names) <= set(taxonomy.names):
         true = [names[place] for place in exam.targets.tolist()]
         probabilities = logits.double().softmax(dim=1)
-        decided = decide.expected_cost(taxonomy, probabilities, "distance", names, range(len(taxonomy)))
+        answers = decided(taxonomy, probabilities, names)
         report = metrics.evaluate(taxonomy, [names[place] for place in found.tolist()], true)
-        nearest = metrics.evaluate(taxonomy, decided, true)
-        backed = decide.back_off(taxonomy, probabilities, SURE, names)
+        nearest = metrics.evaluate(taxonomy, answers["least_expected_distance"], true)
+        backed = answers["backed_off"]
         result["hierarchy"] = {
             "mistake_severity": report.mistake_severity,
             "lca_height": report.lca_height,

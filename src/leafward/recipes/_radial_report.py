@@ -25,9 +25,11 @@ def write(config: Config, result: dict[str, Any], environment: dict[str, Any], o
     )
     page.headline([Number.from_json(number) for number in result["headline"]])
     page.section("Before and after")
+    if "validation_tau" in result["after"]:
+        page.text(f"{result['captions']['validation']} captions were kept from training, and scored as well.")
     twin = result.get("twin")
     if not result["after"]:
-        page.note("Nothing was scored: --test CHAINS and --hyperlex ARCHIVE say on what, before and after.")
+        page.note("Nothing was scored: --test, --hyperlex or --validation say on what, before and after.")
     page.table(
         ["", "before", "after", "difference", *(["twin"] if twin else [])],
         [

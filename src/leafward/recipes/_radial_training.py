@@ -20,7 +20,7 @@ from leafward.engine import Cluster, LoopConfig, OptimConfig, RunDirectory, fit
 from leafward.errors import DataError
 from leafward.files import replacing
 from leafward.hierarchy import metrics
-from leafward.intervals import Interval
+from leafward.intervals import Interval, mean_interval
 from leafward.recipes._radial_suite import Suite, load_suite, measure_suite, root_vectors
 from leafward.report import Number
 from leafward.tasks.captions import Captions, image_key, read_captions, without_images_of
@@ -37,6 +37,7 @@ SHOWN = {
     "recall": ("path recall", "higher"),
     "hyperlex_all": ("HyperLex ρ", "higher"),
     "retrieval_image_to_text@1": ("retrieval R@1", "higher"),
+    "validation_tau": ("τ_d of the captions kept from training", "higher"),
 }
 
 
@@ -45,8 +46,8 @@ def train(config: Config, directory: RunDirectory, cluster: Cluster) -> dict[str
     assert config.data is not None
     encoder = load_encoder(config.model).to(cluster.device)
     suite = load_suite(config.test, encoder, second=config.second, images=config.images, words=config.hyperlex)
-    learned, watched = split(captions_of(config), config.validation, config.seed)
-    before, _ = score(suite, encoder, None, config)
+    learned, watched = split(captions_of(config), config.held_out, config.seed)
+    before, _ = score(suite, watched, encoder, None, config)
     data = CaptionData(learned, encoder)
     if config.objective.root == "learned":
         check_roots(suite, data)
@@ -55,7 +56,7 @@ def train(config: Config, directory: RunDirectory, cluster: Cluster) -> dict[str
     trained, total = trainable_parameters(model)
     done = fit(model, task, *loop_and_optim(config, len(data)), directory, cluster)
     merge_adapters(encoder)
-    after, intervals = score(suite, encoder, learned_roots(model), config)
+    after, intervals = score(suite, watched, encoder, learned_roots(model), config)
     if cluster.main:
         encoder.save_pretrained(directory.path / "model")
         save_roots(model, directory.path / ROOTS)
@@ -91,39 +92,45 @@ def captions_of(config: Config) -> list[Captions]:
 
 
 def split(captions: Sequence[Captions], share: float, seed: int) -> tuple[list[Captions], list[Captions]]:
-    """(to learn from, to watch), such that no image is in both; captions without an image stand for themselves."""
+    """(to learn from, to watch), such that no image is in both; captions without an image stand for themselves.
+
+    Of five images or more a share above 0 watches at least one; none whose root no other caption has is watched.
+    """
     keys = [image_key(each.image) if each.image else f"row {i}" for i, each in enumerate(captions)]
     distinct = sorted(set(keys))
-    chosen = np.random.default_rng(seed).permutation(len(distinct))[: round(share * len(distinct))]
+    count = max(round(share * len(distinct)), int(share > 0 and len(distinct) >= 5))
+    chosen = np.random.default_rng(seed).permutation(len(distinct))[:count]
     held = {distinct[i] for i in chosen}
     pairs = list(zip(captions, keys, strict=True))
-    learned = [each for each, key in pairs if key not in held]
-    if not learned:
+    if len(held) == len(distinct):
         raise DataError(f"validation {share} leaves no caption to learn from")
-    return learned, [each for each, key in pairs if key in held]
+    lost = {each.root for each in captions} - {each.root for each, key in pairs if key not in held}
+    held -= {key for each, key in pairs if each.root in lost}
+    watched = [each for each, key in pairs if key in held and len(each.texts) > 1]  # one text has no order
+    return [each for each, key in pairs if key not in held], watched
 
 
 def prepare(
     config: Config, encoder: Encoder, data: CaptionData, watched: Sequence[Captions] = ()
 ) -> tuple[RadialModel, RadialTask]:
     """The model with what shall learn in it, and the task."""
-    unknown = {each.root for each in watched} - set(data.root_texts)
-    if config.objective.root == "learned" and unknown:
-        raise DataError(f"the root {min(unknown)!r} is in the validation captions alone, so it would not be learned")
     make_trainable(encoder, config.train, rank=config.rank, block_size=config.block_size)
     model = RadialModel(encoder, config.objective, data.root_texts)
-    evaluator = None if not watched else lambda trained: {"tau": chain_tau(watched, trained)}
-    return model, RadialTask(data, config.objective, evaluator)
+
+    def watch(trained: RadialModel) -> dict[str, float]:
+        return {"tau": float(np.mean(chain_taus(watched, trained.encoder, learned_roots(trained))))}
+
+    return model, RadialTask(data, config.objective, watch if watched else None)
 
 
 @torch.no_grad()
-def chain_tau(captions: Sequence[Captions], model: RadialModel) -> float:
-    """τ_d over caption chains of any length; where a tree branches, its edges count as chains of two."""
+def chain_taus(captions: Sequence[Captions], encoder: Encoder, learned: dict[str, Tensor] | None) -> list[float]:
+    """τ_d of every caption chain, of any length; where a tree branches, its edges count as chains of two."""
     texts = list(dict.fromkeys(text for each in captions for text in each.texts))
     roots = list(dict.fromkeys(each.root for each in captions))
     place, which = {text: i for i, text in enumerate(texts)}, {text: i for i, text in enumerate(roots)}
-    vectors = model.encoder.encode_text(texts)
-    centres = root_vectors(model.encoder, roots, learned_roots(model))
+    vectors = encoder.encode_text(texts)
+    centres = root_vectors(encoder, roots, learned)
     rows, owners = [], []
     for each in captions:
         lines = [each.texts] if each.is_chain else [(each.texts[up], each.texts[down]) for up, down in each.edges()]
@@ -131,7 +138,7 @@ def chain_tau(captions: Sequence[Captions], model: RadialModel) -> float:
         owners += [which[each.root]] * (len(rows) - len(owners))
     padded = pad_sequence(rows, batch_first=True, padding_value=-1)
     radii = radius(vectors[padded.to(vectors.device)], centres[torch.tensor(owners, device=centres.device)][:, None])
-    return metrics.radius_tau(radii.double().cpu().masked_fill(padded < 0, torch.nan))
+    return [metrics.radius_tau(chain) for chain in radii.double().cpu().masked_fill(padded < 0, torch.nan)]
 
 
 def loop_and_optim(config: Config, samples: int) -> tuple[LoopConfig, OptimConfig]:
@@ -159,9 +166,14 @@ def loop_and_optim(config: Config, samples: int) -> tuple[LoopConfig, OptimConfi
 
 
 def score(
-    suite: Suite, encoder: Encoder, roots: dict[str, Tensor] | None, config: Config
+    suite: Suite, watched: Sequence[Captions], encoder: Encoder, roots: dict[str, Tensor] | None, config: Config
 ) -> tuple[dict[str, float], dict[str, Interval]]:
-    return measure_suite(suite, encoder, roots, config.objective.geometry, config.objective.c)
+    """Scores by name, and their intervals: of the suite, and of the captions kept from training where there are any."""
+    found, intervals = measure_suite(suite, encoder, roots, config.objective.geometry, config.objective.c)
+    if watched:
+        found["validation_tau"], interval = mean_interval(chain_taus(watched, encoder, roots), -1.0, 1.0)
+        intervals |= {} if interval is None else {"validation_tau": interval}
+    return found, intervals
 
 
 def learned_roots(model: RadialModel) -> dict[str, Tensor] | None:

@@ -60,9 +60,14 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise DataError(f"{path}: cannot be read as {path.suffix}: {error}") from error
 
 
-def read_matrix(path: Path, array: str | None = None) -> np.ndarray:
-    """The matrix of a file: (N, n), float32 and finite; `array` chooses where there are several."""
+def read_matrix(path: Path, array: str | None = None, vector: bool = False) -> np.ndarray:
+    """The matrix of a file: (N, n), float32 and finite; `array` chooses where there are several.
+
+    vector: a file that holds one vector (n) in place of a matrix is a matrix of one row.
+    """
     found = read_arrays(path)
+    if vector and len(found) == 1:
+        found = {name: values[None] if values.ndim == 1 else values for name, values in found.items()}
     if array is None:
         matrices = [name for name, values in found.items() if values.ndim == 2]
         if len(matrices) != 1:
@@ -124,8 +129,8 @@ class Items(NamedTuple):
     labels: list[str] | None
 
 
-def read_items(path: Path, labels: Path | None = None, array: str | None = None) -> Items:
-    """Embeddings with their names and labels.
+def read_items(path: Path, labels: Path | None = None, array: str | None = None, vector: bool = False) -> Items:
+    """Embeddings with their names and labels; vector: a file may also hold a single one, (n).
 
     A file holds one matrix; its rows are called by their number. A folder holds ``embeddings`` (.npy, .npz or
     .safetensors) and, if it likes, ``names`` and ``labels`` (.txt, .json or .csv); or else one folder for each label,
@@ -135,7 +140,7 @@ def read_items(path: Path, labels: Path | None = None, array: str | None = None)
         raise DataError(f"no such file or folder: {path}")
     given = None if labels is None else read_names(labels, "label")
     if path.is_file():
-        vectors = read_matrix(path, array)
+        vectors = read_matrix(path, array, vector)
         found = Items(vectors, [str(row) for row in range(len(vectors))], given)
     elif (file := _only(path, "embeddings", ARRAYS)) is not None:
         vectors = read_matrix(file, array)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,17 @@ from leafward.engine.config import to_dict
 from leafward.files import finite, read_record
 from leafward.geometry import Lorentz
 from leafward.intervals import mean_interval
-from leafward.report import SERIES, Estimate, Number, Page, legend, line_with_band, literal, new_figure
+from leafward.report import (
+    SERIES,
+    Estimate,
+    Number,
+    Page,
+    legend,
+    line_with_band,
+    literal,
+    new_figure,
+    whole_numbers,
+)
 from leafward.report.figures import LIGHT
 
 if TYPE_CHECKING:
@@ -37,6 +48,14 @@ SCORES = {
     "entailment_auc": ("entailment AUC", "higher", "pairs of a node and an ancestor against other pairs"),
 }
 """Score -> its name, which direction is good, and what it is."""
+RANGES = {
+    "mean_average_precision": (0.0, 1.0),
+    "mean_rank": (1.0, math.inf),
+    "distortion": (0.0, math.inf),
+    "radius_tau": (-1.0, 1.0),
+    "entailment_auc": (0.0, 1.0),
+}
+"""Score -> the least and the most that it can be."""
 
 
 def summarise(config: Config, tax: Taxonomy, members: Sequence[Member]) -> dict[str, Any]:
@@ -50,9 +69,9 @@ def summarise(config: Config, tax: Taxonomy, members: Sequence[Member]) -> dict[
             Number(
                 name,
                 _mean(values),
-                interval=mean_interval(values)[1],
+                interval=mean_interval(values, *RANGES[key])[1],
                 twin=_mean(others) if twins else None,
-                twin_interval=mean_interval(others)[1] if twins else None,
+                twin_interval=mean_interval(others, *RANGES[key])[1] if twins else None,
                 better=better,
                 note=note,
             ).to_json()
@@ -223,6 +242,7 @@ def radii(tax: Taxonomy, members: Sequence[Member]) -> Figure:
         low, high = (np.array([np.quantile(group, share) for group in groups]) for share in (0.1, 0.9))
         line_with_band(axes, levels, [group.mean() for group in groups], low, high, label=member.geometry, marker="o")
     axes.set(xlabel="level (edges from the root)", ylabel="radius")
+    whole_numbers(axes)
     legend(axes)
     return figure
 

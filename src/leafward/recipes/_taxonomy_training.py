@@ -14,6 +14,7 @@ from leafward.engine import LoopConfig, Loss, OptimConfig, RunDirectory, fit
 from leafward.files import replacing, write_json
 from leafward.hierarchy import Taxonomy, metrics
 from leafward.hierarchy.embedding import Batch, Closure, TaxonomyEmbedding, proper_ancestors
+from leafward.hierarchy.fan import fan
 from leafward.hierarchy.reconstruction import distortion, reconstruction
 
 if TYPE_CHECKING:
@@ -98,6 +99,8 @@ def train(config: Config, tax: Taxonomy, run: RunDirectory) -> TaxonomyEmbedding
         temperature=config.temperature,
         margin=config.margin,
         seed=config.seed,
+        # In the plane a node cannot get past another one; in more dimensions a random start is as good.
+        start=fan(tax, config.seed) if config.dim == 2 else None,
     )
     epoch = steps_per_epoch(config, tax)
     loop = LoopConfig(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from leafward.adapters.encoders import Encoder
+    from leafward.report import Page
     from leafward.tasks.breeds import Breeds
 
 SUMMARY = "BREEDS: images, or names of classes, assigned to the nodes of every level of its ImageNet tree."
@@ -63,7 +64,25 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         scores = score(breeds, queries, label, nodes, with_leaf=args.data is not None)
     numbers = [Number("mean accuracy over the depths", scores["mean_accuracy"], better="higher")]
     numbers += shares({"consistent_paths": "paths that hang together"}, scores, scores["queries"])
-    return show(console, "breeds", args, scores, numbers)
+    return show(console, "breeds", args, scores, numbers, lambda page: _draw(page, breeds, scores))
+
+
+def _draw(page: Page, breeds: Breeds, scores: dict[str, Any]) -> None:
+    """Accuracy against depth, beside what guessing among the nodes of that depth would give."""
+    from leafward.intervals import share_interval
+    from leafward.report import legend, line_with_band, new_figure, points_with_bars
+
+    depths, accuracy = zip(*scores["accuracy_by_depth"].items(), strict=True)
+    counts = scores["queries_by_depth"].values()
+    ends = [share_interval(round(share * count), count) for share, count in zip(accuracy, counts, strict=True)]
+    figure, axes = new_figure()
+    points_with_bars(axes, depths, accuracy, *zip(*ends, strict=True), label="nearest node")
+    guessed = [1.0 / float((breeds.tax.depth == depth).sum()) for depth in depths]
+    line_with_band(axes, depths, guessed, label="guessing", linestyle="--")
+    axes.set(xlabel="depth in the tree (the root is 0)", ylabel="accuracy", ylim=(0.0, 1.02), xticks=depths)
+    legend(axes, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+    page.section("Accuracy by depth")
+    page.figure(figure, "Share of the queries whose nearest node of a depth is the right one, with Wilson's intervals.")
 
 
 def _queries(args: Args, breeds: Breeds, encoder: Encoder, nodes: Tensor) -> tuple[Tensor, np.ndarray]:

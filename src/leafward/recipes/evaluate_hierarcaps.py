@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 if TYPE_CHECKING:
+    import numpy as np
     from rich.console import Console
+    from torch import Tensor
 
-    from leafward.report import Number
+    from leafward.report import Number, Page
     from leafward.tasks.hierarcaps import Candidates, Scores
 
 SUMMARY = "HierarCaps: precision and recall of caption paths by 50 radius thresholds, and τ_d of radius against level."
@@ -42,19 +44,43 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     from leafward.recipes._encoder_evaluation import one_source, open_target, show
     from leafward.recipes._radial_suite import find_queries
     from leafward.tasks.captions import read_captions
-    from leafward.tasks.hierarcaps import Candidates, score
+    from leafward.tasks.hierarcaps import Candidates, chain_radii, score
 
     one_source(args.target, args.features)
     candidates = Candidates(read_captions(args.data))
+    asked: tuple[Tensor | None, Any] = None, None
     if args.features is not None:
-        scores = _by_features(args, candidates)
+        text, root, image = _by_features(args, candidates)
+        asked = image, None
     else:
         opened = open_target(args.target, args.device)
         text, root = opened.encoder.encode_text(candidates.texts), opened.root(candidates.roots)
         queries = find_queries(candidates, args.data, opened.encoder, args.second, args.images)
-        asked = (None, None) if queries is None else (queries.encode(opened.encoder), queries.keys)
-        scores = score(candidates, text, root, *asked, steps=args.steps)
-    return show(console, "hierarcaps", args, scores.to_dict(), _numbers(scores))
+        if queries is not None:
+            asked = queries.encode(opened.encoder), queries.keys
+    scores = score(candidates, text, root, *asked, steps=args.steps)
+    radii = chain_radii(candidates, text, root).double().cpu().numpy()
+    return show(console, "hierarcaps", args, scores.to_dict(), _numbers(scores), lambda page: _draw(page, radii))
+
+
+def _draw(page: Page, radii: np.ndarray) -> None:
+    """The radius against the level, over all chains: radii (chains, levels)."""
+    import numpy as np
+
+    from leafward.intervals import mean_interval
+    from leafward.report import legend, line_with_band, new_figure, points_with_bars
+
+    levels = np.arange(1, radii.shape[1] + 1)
+    means, ends = zip(*(mean_interval(column, 0.0) for column in radii.T), strict=True)
+    low, high = np.array([(mean, mean) if end is None else end for mean, end in zip(means, ends, strict=True)]).T
+    figure, axes = new_figure()
+    points_with_bars(axes, levels, means, low, high, label="mean, 95 % interval")
+    spread = np.quantile(radii, [0.1, 0.9], axis=0)
+    line_with_band(axes, levels, np.median(radii, axis=0), *spread, label="median, and 80 % of the chains")
+    axes.set(xlabel="level, general to specific", ylabel="radius: distance from the root", xticks=levels)
+    legend(axes)
+    page.section("Radius by level")
+    page.figure(figure, f"How far from the root the captions of each level lie, over {len(radii)} chains.")
 
 
 NAMES = {"tau": "τ_d: radius against level", "precision": "path precision", "recall": "path recall"}
@@ -71,12 +97,12 @@ def _numbers(scores: Scores) -> list[Number]:
     ]
 
 
-def _by_features(args: Args, candidates: Candidates) -> Scores:
+def _by_features(args: Args, candidates: Candidates) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The vectors of a file: of the distinct texts (U, d), of the roots (R, d), and of the images where it has them."""
     import torch
 
     from leafward.errors import DataError
     from leafward.tasks.features import read_features
-    from leafward.tasks.hierarcaps import score
 
     assert args.features is not None
     found = read_features(args.features, ("text", "root"), ("image",))
@@ -90,4 +116,4 @@ def _by_features(args: Args, candidates: Candidates) -> Scores:
     root = found["root"].view(-1, text.shape[-1])
     if len(root) == 1:  # serves all
         root = root.expand(len(candidates.roots), -1)
-    return score(candidates, text, root, found.get("image"), steps=args.steps)
+    return text, root, found.get("image")

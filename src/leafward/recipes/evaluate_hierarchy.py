@@ -217,8 +217,8 @@ def _intervals(tax: Taxonomy, chosen: np.ndarray, truth: np.ndarray) -> dict[str
     heights = tax.height[tax.lca(chosen[wrong], truth[wrong])] if wrong.any() else []
     return {
         "accuracy": share_interval(int((~wrong).sum()), len(chosen)),
-        "tree_induced_error": mean_interval(tax.distance(chosen, truth))[1],
-        "mistake_severity": mean_interval(heights)[1] if len(heights) else None,
+        "tree_induced_error": mean_interval(tax.distance(chosen, truth), 0.0)[1],
+        "mistake_severity": mean_interval(heights, 0.0)[1] if len(heights) else None,
     }
 
 

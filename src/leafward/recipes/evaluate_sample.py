@@ -20,8 +20,8 @@ class Args:
     """A run directory, or a folder with a model."""
     prompt: str = ""
     """What to go on from; empty begins a document."""
-    tokens: int = 100
-    """Tokens to add at most."""
+    tokens: int | None = None
+    """Tokens to add at most; by default 100, or as many as the model's context has room for."""
     temperature: float = 0.8
     """0 takes the likeliest token each time."""
     top_p: float = 1.0

@@ -11,6 +11,7 @@ import tyro
 from leafward.errors import DataError, UsageError, nearest
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import Console
 
     from leafward.hierarchy import LorentzIndex
@@ -20,6 +21,7 @@ SUMMARY = (
     "Search an index made by 'leafward data index': neighbours by name, in a subtree, coarse to fine, or in a cone."
 )
 MOST_SHOWN = 20
+MOST_DRAWN = 6  # as many as there are colours
 
 
 @dataclass
@@ -27,7 +29,8 @@ class Args:
     target: Annotated[Path, tyro.conf.Positional]
     """The folder of the index."""
     queries: Path | None = None
-    """Vectors to search for, of the kind that the index was built from: a file or a folder, as for data index."""
+    """Vectors to search for, of the kind that the index was built from: a file or a folder, as for data index; also
+    a file with a single vector."""
     like: tuple[str, ...] = ()
     """Items of the index to search for, by name (instead of --queries); an item is no neighbour of its own."""
     k: int = 10
@@ -79,15 +82,39 @@ def _page(args: Args, result: dict[str, Any]) -> Page:
     from leafward.report import Number, Page
 
     scores = {name: value for name, value in result.get("scores", {}).items() if isinstance(value, float)}
-    page = Page("Search", subtitle=f"{len(result['queries'])} queries in {args.target}, {args.k} neighbours each")
-    page.headline([Number(name.replace("_", " "), value) for name, value in scores.items()])
+    asked = len(result["queries"])
+    some = "one query" if asked == 1 else f"{asked} queries"
+    limit = f"at most {args.k} neighbours each" if args.entailed is None else f"cones of aperture {args.entailed:g}"
+    page = Page("Search", subtitle=f"{some} in {args.target}, {limit}")
+    if scores:
+        page.headline([Number(name.replace("_", " "), value) for name, value in scores.items()])
     page.section("Neighbours")
+    figure = _distances(result["queries"])
+    if figure is not None:
+        page.figure(figure, "How far the neighbours lie, by their rank: a step parts those that belong from the rest.")
     for query in result["queries"][:MOST_SHOWN]:
         rows = [[near["name"], near.get("node"), near["distance"]] for near in query["neighbours"][:MOST_SHOWN]]
         page.table(["item", "node", "distance"], rows, query["query"])
     if len(result["queries"]) > MOST_SHOWN:
         page.note(f"The first {MOST_SHOWN} of {len(result['queries'])} queries; the JSON file has them all.")
     return page
+
+
+def _distances(queries: list[dict[str, Any]]) -> Figure | None:
+    """Distance against rank for the first queries that found two neighbours or more; None where there is none."""
+    from leafward.report import legend, line_with_band, literal, new_figure, whole_numbers
+
+    shown = [query for query in queries if len(query["neighbours"]) > 1][:MOST_DRAWN]
+    if not shown:
+        return None
+    figure, axes = new_figure()
+    for query in shown:
+        distances = [near["distance"] for near in query["neighbours"]]
+        line_with_band(axes, range(1, len(distances) + 1), distances, label=literal(query["query"]), marker="o")
+    axes.set(xlabel="rank", ylabel="distance")
+    whole_numbers(axes)
+    legend(axes)
+    return figure
 
 
 def _check(args: Args) -> None:
@@ -117,7 +144,7 @@ def _queries(args: Args, index: LorentzIndex, settings: dict[str, Any]) -> tuple
     from leafward.recipes.data_index import to_points
 
     if args.queries is not None:
-        items = read_items(args.queries)
+        items = read_items(args.queries, vector=True)
         points = to_points(items.vectors, settings["vectors"], settings["scale"], index.c)
         if points.shape[1] != index.width + 1:
             built = index.width + (settings["vectors"] == "points")

@@ -1,4 +1,7 @@
-"""``leafward evaluate TARGET --task zeroshot``: classes by their names in prompts."""
+"""``leafward evaluate TARGET --task zeroshot``: classes by their names in prompts.
+
+Images and classes are compared by the cosine; those of a run of leafward train hyperclip by the score of that run.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from leafward.errors import DataError, UsageError
+
 if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor
+
+    from leafward.recipes.hyperclip import Config
+    from leafward.tasks.zeroshot import Comparison
 
 SUMMARY = "Zero-shot classification with prompt templates: top-1, top-5 and, with a taxonomy, the hierarchical metrics."
 
@@ -20,13 +28,15 @@ class Args:
     target: Annotated[str | None, tyro.conf.Positional] = None
     """Model directory or name, open_clip:NAME, or a run directory; none with --features."""
     data: Path | None = None
-    """Folder with one folder of images for each class, or a .parquet file. None: the test images of a hyperclip run."""
+    """Labelled images: a folder as for leafward data features, whose test part counts where it brings a split, or a
+    .parquet file. None: the test images of a hyperclip run."""
     label: str = "label"
     """Column of the class in a .parquet file."""
     split: str | None = None
-    """Part of the data: value of the column split, or folder of that name; of a feature file train, val or test."""
+    """Part of the data: value of the column split, or folder of that name; train, val or test of a feature file or a
+    folder with a split file."""
     templates: Path | None = None
-    """Prompts, one on each line, with {} for the class; default: "a photo of a {}."."""
+    """Prompts, one on each line, with {} for the class; default: that of a hyperclip run, else "a photo of a {}."."""
     classes: Path | None = None
     """Names of the classes, one on each line, in the order of the features, where the feature file has none."""
     taxonomy: str | None = None
@@ -41,13 +51,13 @@ class Args:
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
-    from leafward.errors import DataError, UsageError
     from leafward.recipes._class_taxonomy import class_taxonomy
     from leafward.recipes._encoder_evaluation import one_source, shares, show
     from leafward.tasks.captions import read_lines
     from leafward.tasks.zeroshot import labelled_features, score
 
     one_source(args.target, args.features)
+    compare = None
     if args.features is not None:
         image, text, label, names = labelled_features(args.features, args.split)
         if args.taxonomy is not None and (names is None or args.classes is not None):
@@ -57,53 +67,59 @@ def run(args: Args, console: Console) -> dict[str, Any]:
             if len(names) != len(text):
                 raise DataError(f"{args.classes} names {len(names)} classes, but there are {len(text)} rows of text")
     else:
-        image, text, label, names = _by_model(args)
+        image, text, label, names, compare = _by_model(args)
     # The classes are not known before: WordNet's part above them is taken.
     tax = None if args.taxonomy is None or names is None else class_taxonomy(args.taxonomy, names)
-    scores = score(image, text, label, names, tax)
+    scores = score(image, text, label, names, tax, compare)
     numbers = shares({"top1": "top-1 accuracy", "top5": "top-5 accuracy"}, scores, len(image))
     return show(console, "zeroshot", args, scores, numbers)
 
 
-def _by_model(args: Args) -> tuple[Tensor, Tensor, Tensor, list[str]]:
+def _by_model(args: Args) -> tuple[Tensor, Tensor, Tensor, list[str], Comparison]:
     import torch
 
     from leafward.recipes._encoder_evaluation import open_target
-    from leafward.tasks.zeroshot import TEMPLATES, class_vectors, labelled_images, read_templates
+    from leafward.tasks.zeroshot import TEMPLATES, Comparison, class_vectors, labelled_images, read_templates
 
-    if args.data is None:
-        images, labels, templates = _of_run(args.target)
+    config = _hyperclip(args.target)
+    if args.data is not None:
+        images, labels = labelled_images(args.data, args.label, args.split)
+        names = sorted(set(labels))
+        number = {name: place for place, name in enumerate(names)}
+        label = torch.tensor([number[name] for name in labels])
+    elif config is not None:
+        if args.split is not None:
+            raise UsageError("--split goes with --data: without it the test images of the run are scored")
+        images, label, names = _test_images(config)
     else:
-        (images, labels), templates = labelled_images(args.data, args.label, args.split), TEMPLATES
+        raise UsageError("--data must name the labelled images; vectors go to --features, without TARGET")
+    templates, compare = TEMPLATES, Comparison()
+    if config is not None:
+        templates = (config.template,)
+        compare = Comparison(config.score, config.c, config.radius_weight, config.scale)
     if args.templates is not None:
         templates = read_templates(args.templates)
-    encoder = open_target(args.target, args.device).encoder
-    names = sorted(set(labels))
-    number = {name: i for i, name in enumerate(names)}
-    label = torch.tensor([number[name] for name in labels])
-    return encoder.encode_image(images), class_vectors(encoder, names, templates), label, names
+    target = args.target
+    if config is not None and config.method == "frozen":  # such a run holds no model of its own
+        target = config.model
+    encoder = open_target(target, args.device).encoder
+    unit = compare.score == "cosine"  # the other scores see the norms
+    image = encoder.encode_image(images, unit=unit)
+    return image, class_vectors(encoder, names, templates, unit=unit), label, names, compare
 
 
-def _of_run(target: str | None) -> tuple[list[Any], list[str], tuple[str, ...]]:
-    """The test images of a run of leafward train hyperclip, the names of their classes, and its prompt."""
+def _hyperclip(target: str | None) -> Config | None:
+    """The configuration of a run of leafward train hyperclip; None where the target is something else."""
     from leafward.engine import RunDirectory, from_dict
-    from leafward.errors import UsageError
     from leafward.recipes.hyperclip import Config
 
     run = RunDirectory.open(target) if target and (Path(target) / "config.yaml").is_file() else None
-    if run is None or run.recipe != "hyperclip":
-        raise UsageError("--data must name the labelled images; vectors go to --features, without TARGET")
+    return from_dict(Config, run.config) if run is not None and run.recipe == "hyperclip" else None
+
+
+def _test_images(config: Config) -> tuple[list[Any], Tensor, list[str]]:
+    """The test images of a run, their labels, and the names of all its classes."""
     from leafward.recipes._hyperclip_training import read
 
-    config = from_dict(Config, run.config)
-    if config.score != "cosine":
-        raise UsageError(
-            f"{target} was trained for the score {config.score}, and zero-shot is by the cosine; name --data"
-        )
     data = read(config)
-    rows = data.test.tolist()
-    return (
-        [data.files[row] for row in rows],
-        [data.names[int(data.labels[row])] for row in rows],
-        (config.template,),
-    )
+    return [data.files[row] for row in data.test.tolist()], data.labels[data.test], list(data.names)

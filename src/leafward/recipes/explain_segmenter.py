@@ -45,6 +45,8 @@ def run(args: Args, console: Console) -> dict[str, Any]:
 
     if not args.images or not args.words:
         raise UsageError("give at least one photo and --words")
+    distinct = len(set(args.words)) == len(args.words) and all(word.strip() for word in args.words)
+    need(distinct, "--words", "different words, none of them empty", args.words)
     need(0.0 <= args.background <= 1.0, "--background", "in 0…1", args.background)
     config, model = open_run(args.target)
     model.to(device_of(args.device))
@@ -52,11 +54,11 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         text = model.text(args.words)
     page = Page("What is where", subtitle=f"{args.target}: {', '.join(args.words)}")
     drawn = []
-    for path in args.images:
+    for index, path in enumerate(args.images):  # photos of different folders may be called alike
         image = as_bytes(open_image(path))
         places = segment(model, image, text, config.size, args.background)
         data = png(overlay(image.permute(1, 2, 0).numpy(), places.numpy(), len(args.words)))
-        file = args.out / f"{path.stem}-segments.png"
+        file = args.out / f"{index:03d}-{path.stem}-segments.png"
         with replacing(file) as temporary:
             temporary.write_bytes(data)
         shares = {word: float((places == place).float().mean()) for place, word in enumerate(args.words)}

@@ -56,7 +56,7 @@ class Config:
     held_out: float = 0.1
     """Part of the data that is held out where they have no split of their own."""
     check: bool = True
-    """Look at every file before training starts."""
+    """A look at every file before training starts; --no-check goes without."""
     twin: bool = False
     """Train the other geometry as well, on the same data in the same order, and report the paired difference."""
     seeds: int = 1

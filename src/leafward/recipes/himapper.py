@@ -38,7 +38,8 @@ class Config:
     backbone: str | None = None
     """timm:NAME, or a run (or published model) of classification whose backbone to take."""
     pretrained: bool = True
-    """Load timm's pretrained weights of timm:NAME, which needs the network unless they are cached."""
+    """timm's pretrained weights of timm:NAME, which needs the network unless they are cached; --no-pretrained goes
+    without."""
     weights: Path | None = None
     """A .safetensors file with the weights of timm:NAME, in place of timm's."""
     freeze_backbone: bool = False
@@ -78,7 +79,7 @@ class Config:
     held_out: float = 0.1
     """Part of the data that is held out where they have no split of their own."""
     check: bool = True
-    """Look at every file before training starts."""
+    """A look at every file before training starts; --no-check goes without."""
     twin: bool = False
     """Fine-tune also the plain backbone and the tree in the other geometry, and report the paired differences."""
     ablation: bool = False

@@ -94,7 +94,7 @@ class Config:
         for name in ("weight_decay", "radius_weight"):
             value = getattr(self, name)
             need(math.isfinite(value) and value >= 0, name, "a number ≥ 0", value)
-        need("{}" in self.template, "template", "a text with {} for the class name", self.template)
+        need(self.template.count("{}") == 1, "template", "a text with {} once, for the class name", self.template)
 
 
 def quick() -> Config:

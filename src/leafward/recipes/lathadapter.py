@@ -106,7 +106,10 @@ class Config:
             least = 1 if name == "shots" else 2
             fits = len(values) > 0 and len(set(values)) == len(values) and min(values) >= least
             need(fits, name, f"different integers ≥ {least}", values)
-        need("{}" in self.template, "template", "a text with {} for the class name", self.template)
+        for name in ("hosts", "baselines"):
+            named = getattr(self, name)
+            need(len(set(named)) == len(named), name, "different ones", named)
+        need(self.template.count("{}") == 1, "template", "a text with {} once, for the class name", self.template)
         need(bool(self.hosts or self.baselines), "hosts", "at least one, or a baseline", self.hosts)
 
 

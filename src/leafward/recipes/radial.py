@@ -2,7 +2,8 @@
 
 Chains of captions, general to specific, teach the text side that the specific lies behind the general as seen from a
 root; the image side and a pull towards the frozen model keep everything else where it was. Before and after, the
-model is scored on test chains and on HyperLex, and on a standard retrieval task beside them.
+model is scored on test chains and on HyperLex, and on a standard retrieval task beside them; without those, on captions
+that were kept from training.
 """
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ class Config:
     """Shape of the learning rate after the warm-up."""
     clip_norm: float | None = None
     """Largest gradient norm; None: as it is."""
-    validation: float = 0.0
-    """Share of the captions, by image, that is kept from training and watched."""
+    validation: float | None = None
+    """Share of the captions, by image, that is kept from training, watched and scored; None: 0.05 without a test file,
+    nothing with one."""
     eval_every: int | None = None
     """Steps between looks at the validation captions; None: at the end."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -89,8 +91,15 @@ class Config:
             need(value is None or (math.isfinite(value) and value > 0), name, "a positive number", value)
         need(math.isfinite(self.weight_decay) and self.weight_decay >= 0, "weight_decay", "≥ 0", self.weight_decay)
         need(0 <= self.warmup <= 1, "warmup", "a fraction of the steps, 0 to 1", self.warmup)
-        need(0 <= self.validation < 1, "validation", "a share in [0, 1)", self.validation)
+        need(0 <= self.held_out < 1, "validation", "a share in [0, 1)", self.validation)
         need(self.seed >= 0 and self.workers >= 0, "seed and workers", "integers ≥ 0", (self.seed, self.workers))
+
+    @property
+    def held_out(self) -> float:
+        """The share of the captions that is kept from training: a run without a test has something to be scored on."""
+        if self.validation is not None:
+            return self.validation
+        return 0.05 if self.test is None else 0.0
 
 
 def authors() -> Config:

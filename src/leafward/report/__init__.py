@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from leafward.report.figures import (
         SERIES,
         colour_css,
+        dots,
         figure_css,
         legend,
         line_with_band,
@@ -31,9 +32,11 @@ if TYPE_CHECKING:
         save_svg,
         style,
         to_svg,
+        whole_numbers,
     )
     from leafward.report.number import Estimate, Number
     from leafward.report.page import Page
+    from leafward.report.records import Record, compare_records, read_evaluation
     from leafward.report.runs import Run, read_run
 
 __all__ = [
@@ -41,9 +44,12 @@ __all__ = [
     "Estimate",
     "Number",
     "Page",
+    "Record",
     "Run",
     "colour_css",
     "compare",
+    "compare_records",
+    "dots",
     "figure_css",
     "legend",
     "line_with_band",
@@ -51,10 +57,12 @@ __all__ = [
     "log_axis",
     "new_figure",
     "points_with_bars",
+    "read_evaluation",
     "read_run",
     "save_svg",
     "style",
     "to_svg",
+    "whole_numbers",
 ]
 
 _HOME = {
@@ -62,6 +70,7 @@ _HOME = {
     "figures": (
         "SERIES",
         "colour_css",
+        "dots",
         "figure_css",
         "legend",
         "line_with_band",
@@ -72,9 +81,11 @@ _HOME = {
         "save_svg",
         "style",
         "to_svg",
+        "whole_numbers",
     ),
     "number": ("Estimate", "Number"),
     "page": ("Page",),
+    "records": ("Record", "compare_records", "read_evaluation"),
     "runs": ("Run", "read_run"),
 }
 

@@ -25,10 +25,7 @@ def compare(runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str])
     paths = [Path(run) for run in runs]
     if not paths:
         raise UsageError("give at least one run directory")
-    repeated = [str(path) for path, count in Counter(path.resolve() for path in paths).items() if count > 1]
-    if repeated:
-        raise UsageError(f"each run directory may be given once; given twice: {', '.join(repeated)}")
-    named = dict(zip(_names(paths), map(read_run, paths), strict=True))
+    named = dict(zip(shortest_names(paths), map(read_run, paths), strict=True))
 
     page = Page(f"Comparison of {len(named)} runs" if len(named) > 1 else f"Run {next(iter(named))}")
     page.section("Runs")
@@ -36,7 +33,8 @@ def compare(runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str])
     groups = _by_recipe(named)
     page.section("Headline numbers")
     for recipe, group in groups.items():
-        _headline(page, group, recipe if len(groups) > 1 else "")
+        numbers = {name: run.headline for name, run in group.items()}
+        headline_table(page, "run", numbers, recipe if len(groups) > 1 else "")
     if any(number.interval for run in named.values() for number in run.headline):
         page.text("Brackets hold 95 % intervals unless the run's own report says otherwise.")
     page.section("Configuration")
@@ -50,8 +48,11 @@ def compare(runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str])
     page.write(out)
 
 
-def _names(paths: Sequence[Path]) -> list[str]:
-    """The shortest ends of the (distinct) paths that tell the runs apart."""
+def shortest_names(paths: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that tell them apart; one that is there twice is refused."""
+    repeated = [str(path) for path, count in Counter(path.resolve() for path in paths).items() if count > 1]
+    if repeated:
+        raise UsageError(f"each may be given once; given twice: {', '.join(repeated)}")
     parts = [path.resolve().parts for path in paths]
     ends = (["/".join(part[-length:]) for part in parts] for length in range(1, max(map(len, parts)) + 1))
     return next(names for names in ends if len(set(names)) == len(names))
@@ -76,9 +77,9 @@ def _runs(page: Page, runs: Mapping[str, Run]) -> None:
             page.note(f"{name}: {note}")
 
 
-def _headline(page: Page, runs: Mapping[str, Run], caption: str) -> None:
-    """One row per run; one column per number, and one for its twin where any run has a twin."""
-    by_run = [{number.name: number for number in run.headline} for run in runs.values()]
+def headline_table(page: Page, noun: str, headlines: Mapping[str, Sequence[Number]], caption: str) -> None:
+    """One row per run (or whatever `noun` says); one column per number, and one for its twin where any has a twin."""
+    by_run = [{number.name: number for number in numbers} for numbers in headlines.values()]
     columns: dict[str, list[Any]] = {}
     for name in dict.fromkeys(name for numbers in by_run for name in numbers):
         found = [numbers.get(name) for numbers in by_run]
@@ -89,9 +90,9 @@ def _headline(page: Page, runs: Mapping[str, Run], caption: str) -> None:
             twin_name = next(number.twin_name for number in found if number and number.twin is not None)
             columns[f"{name}: {twin_name}"] = [twin and _cell(twin) for twin in twins]
     if not columns:
-        page.text(f"{', '.join(runs)}: no headline numbers yet.")
+        page.text(f"{', '.join(headlines)}: no headline numbers.")
         return
-    page.table(["run", *columns], list(zip(runs, *columns.values(), strict=True)), caption)
+    page.table([noun, *columns], list(zip(headlines, *columns.values(), strict=True)), caption)
 
 
 def _column_title(number: Number) -> str:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
+
+    from leafward.report.number import Estimate
 
 # name: (light, dark). The series keep a contrast of 3:1 with the paper and stay apart under protanopia,
 # deuteranopia and tritanopia; the tests measure both.
@@ -128,6 +131,21 @@ def points_with_bars(
     return drawn
 
 
+def dots(estimates: Mapping[str, Estimate]) -> Figure:
+    """Numbers of one scale by name, under one another in that order, each with its interval where it has one."""
+    figure, axes = new_figure(height=0.8 + 0.35 * len(estimates))
+    rows = range(len(estimates))
+    with style():
+        values = [math.nan if each.value is None else each.value for each in estimates.values()]
+        (drawn,) = axes.plot(values, rows, marker="o", linestyle="none")
+        for row, each in zip(rows, estimates.values(), strict=True):
+            if each.interval is not None:
+                axes.hlines(row, *each.interval, color=drawn.get_color(), linewidth=1.2)
+        axes.set_yticks(rows, [literal(name) for name in estimates])
+        axes.set_ylim(len(estimates) - 0.5, -0.5)
+    return figure
+
+
 def log_axis(axes: Axes, which: str = "xy") -> None:
     """Make the x axis, the y axis or both logarithmic, with labels in plain text (0.01, 100, 10⁶)."""
     from matplotlib.ticker import LogFormatter
@@ -146,6 +164,13 @@ def log_axis(axes: Axes, which: str = "xy") -> None:
             axis = getattr(axes, f"{name}axis")
             axis.set_major_formatter(PlainLogFormatter())
             axis.set_minor_formatter(PlainLogFormatter(labelOnlyBase=False, minor_thresholds=(1.2, 0.5)))
+
+
+def whole_numbers(axes: Axes) -> None:
+    """Ticks of the x axis at whole numbers only: levels, ranks, seeds."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def legend(axes: Axes, **options: Any) -> None:

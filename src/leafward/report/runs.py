@@ -51,10 +51,10 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     if not (path / "config.yaml").is_file():
         raise DataError(f"{path} is not a run directory: it has no config.yaml")
     notes: list[str] = []
-    environment = _read_json(path / "env.json")
+    environment = read_json(path / "env.json")
     if environment is None:
         notes.append("there is no env.json")
-    result = _read_json(path / "result.json")
+    result = read_json(path / "result.json")
     if result is None:
         notes.append("unfinished: there is no result.json yet")
     return Run(
@@ -63,7 +63,7 @@ def read_run(path: str | os.PathLike[str]) -> Run:
         environment=environment or {},
         series=_read_series(path, notes),
         result=result,
-        headline=_headline(path / "result.json", result or {}),
+        headline=read_headline(path / "result.json", result or {}),
         notes=notes,
     )
 
@@ -92,7 +92,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return _mapping(value, path)
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file, or None where there is no such file."""
     if not path.exists():
         return None
@@ -112,7 +112,8 @@ def _mapping(value: Any, path: Path) -> dict[str, Any]:
     return value
 
 
-def _headline(path: Path, result: dict[str, Any]) -> list[Number]:
+def read_headline(path: Path, result: dict[str, Any]) -> list[Number]:
+    """The headline numbers in the object of the JSON file `path`."""
     records = result.get("headline", [])
     if not isinstance(records, list):
         raise DataError(f"{path}: headline must be a list, not {type(records).__name__}")

@@ -51,8 +51,8 @@ def score(breeds: Breeds, queries: Tensor, label: np.ndarray, nodes: Tensor, wit
     """Accuracy at each depth: unit vectors (M, d) whose true leaves are `label` (M), against all nodes (N, d).
 
     `with_leaf=False` leaves out the depth of the true class itself, for queries made from its own name. Depth 0, the
-    root, is not asked. Also: the mean over the levels, and the share of paths in which every node lies below the one
-    before it.
+    root, is not asked. Also: how many queries each depth has, the mean over the levels, and the share of paths in which
+    every node lies below the one before it.
     """
     tax = breeds.tax
     if nodes.shape != (len(tax), queries.shape[-1]):
@@ -63,7 +63,7 @@ def score(breeds: Breeds, queries: Tensor, label: np.ndarray, nodes: Tensor, wit
     asked = truth >= 0
     if not with_leaf:
         asked[np.arange(len(truth)), asked.sum(axis=1) - 1] = False
-    answers, accuracy = np.full(truth.shape, -1, np.int64), {}
+    answers, accuracy, counts = np.full(truth.shape, -1, np.int64), {}, {}
     for depth in range(1, truth.shape[1]):
         rows = np.flatnonzero(asked[:, depth])
         if len(rows):
@@ -71,10 +71,12 @@ def score(breeds: Breeds, queries: Tensor, label: np.ndarray, nodes: Tensor, wit
             near = queries[torch.from_numpy(rows)] @ nodes[torch.from_numpy(level)].mT
             answers[rows, depth] = level[near.argmax(dim=1).cpu().numpy()]
             accuracy[depth] = float((answers[rows, depth] == truth[rows, depth]).mean())
+            counts[depth] = len(rows)
     if not accuracy:
         raise UsageError("no query has a level to ask: every class stands right below the root")
     return {
         "queries": len(queries),
+        "queries_by_depth": counts,
         "accuracy_by_depth": accuracy,
         "mean_accuracy": float(np.mean(list(accuracy.values()))),
         "consistent_paths": metrics.consistency(tax, answers),

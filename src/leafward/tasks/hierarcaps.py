@@ -91,8 +91,7 @@ def score(
     for name, given, wanted in (("text", text, candidates.texts), ("root", root, candidates.roots)):
         if given.shape != (len(wanted), text.shape[-1]):
             raise UsageError(f"{name} must be ({len(wanted)}, {text.shape[-1]}), got {tuple(given.shape)}")
-    ids = candidates.ids.to(text.device)
-    radii = radius(text[ids], root[candidates.root_ids.to(root.device)][:, None])
+    ids, radii = candidates.ids.to(text.device), chain_radii(candidates, text, root)
     found = {"tau": [metrics.radius_tau(chain) for chain in radii.double().cpu().numpy()]}
     if queries is None:
         return _scores(len(candidates.chains), 0, found)
@@ -106,6 +105,11 @@ def score(
     found["precision"], found["recall"] = map(list, zip(*right, strict=True))
     found["path_length"] = [float(len(way)) for way in ways]
     return _scores(len(candidates.chains), len(keys), found)
+
+
+def chain_radii(candidates: Candidates, text: Tensor, root: Tensor) -> Tensor:
+    """Distances of the captions from their roots, from embeddings as in `score`: (C, L), general to specific."""
+    return radius(text[candidates.ids.to(text.device)], root[candidates.root_ids.to(root.device)][:, None])
 
 
 def _scores(chains: int, images: int, found: dict[str, list[float]]) -> Scores:

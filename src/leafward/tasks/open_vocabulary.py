@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from leafward.adapters.encoders import Encoder, HuggingFaceEncoder
 from leafward.adapters.scores import Score, similarity
 from leafward.engine import Loss
-from leafward.errors import UsageError
+from leafward.errors import UsageError, need
 from leafward.tasks.cost_aggregation import CostAggregation
 from leafward.tasks.segmentation import IGNORED, SceneSets, check, confusion, score
 
@@ -77,10 +77,12 @@ class Segmenter(nn.Module):
     def text(self, words: Sequence[str]) -> Tensor:
         """Features of words, the mean over the templates: -> (T, d)."""
         key = tuple(words)
-        if not key:
-            raise UsageError("words: at least one is needed")
+        # A single text would be taken letter by letter.
+        need(bool(key) and not isinstance(words, str), "words", "a list with at least one word", words)
         if key not in self._tokens:  # the list is the same at every step of a training
-            self._tokens = {key: self.encoder.tokenize([t.format(word) for word in words for t in self.templates])}
+            self._tokens = {
+                key: self.encoder.tokenize([t.replace("{}", word) for word in words for t in self.templates])
+            }
         tokens = {name: tensor.to(self.encoder.device) for name, tensor in self._tokens[key].items()}
         features = self.encoder._text(tokens).float().unflatten(0, (len(words), len(self.templates)))
         if len(self.templates) == 1:
@@ -143,6 +145,8 @@ def probabilities(model: Segmenter, image: Tensor, words: Sequence[str] | Tensor
     it, stride 2/3, averaged where they overlap, and their mean with one view of the whole.
 
     Texts are encoded once for all views, or not at all where `words` are their features (T, d)."""
+    fits = isinstance(image, Tensor) and image.dtype == torch.uint8 and image.ndim == 3 and len(image) == 3
+    need(fits, "image", "bytes (3, H, W)", tuple(image.shape) if isinstance(image, Tensor) else image)
     device = next(model.parameters()).device
     pixels = model.prepare(image).to(device).unsqueeze(0)
     text = words if isinstance(words, Tensor) else model.text(words)

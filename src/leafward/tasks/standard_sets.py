@@ -1,12 +1,12 @@
-"""Labelled images in the layouts of the usual few-shot data sets, as CoOp's authors lay them out.
+"""Labelled images: folders of class folders, and the usual few-shot data sets as CoOp's authors lay them out.
 
-Nine of the eleven have a `split_zhou_NAME.json`; this module reads the others:
-
+- nine of the eleven: `split_zhou_NAME.json`, {"train": [[file, label, class name], …], "val": …, "test": …};
 - ImageNet: `classnames.txt` ("n01440764 tench" in a line), `images/train/n01440764/…`, `images/val/n01440764/…`;
 - its four other domains: `classnames.txt` beside one folder of class folders, named by WordNet id (Sketch, A, R) or by
   the number of the class (V2); all images are test images, and classes without image are left out;
 - FGVC Aircraft: `variants.txt`, `images_variant_train.txt`, `…_val.txt`, `…_test.txt` and `images/`;
-- any folder with `train/`, `val/` (or valid, validation) and `test/` of class folders; val or test may be missing.
+- any folder with `train/`, `val/` (or valid, validation) and `test/` of class folders; val or test may be missing;
+- any folder of class folders, which brings no split.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from leafward.errors import DataError
-from leafward.files import inside, read_text
+from leafward.files import inside, read_json, read_text
 from leafward.tasks.images import image_files
 
 Labelled = tuple[list[Path], list[int], tuple[str, ...], list[int]]
@@ -26,8 +26,15 @@ NAMED = (("train",), ("validation", "valid", "val"), ("test",))
 CLASS_NAMES, VARIANTS = "classnames.txt", "variants.txt"
 
 
-def read_standard(folder: Path) -> Labelled | None:
-    """The images of a folder in one of the layouts above; None where it has none of them."""
+def read_images(folder: Path) -> tuple[list[Path], list[int], tuple[str, ...], list[int] | None]:
+    """Files, labels, class names, and the split where the folder brings one, in any of the layouts above."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder of images")
+    splits = sorted(folder.glob("split_zhou_*.json"))
+    if len(splits) > 1:
+        raise DataError(f"{folder} holds {len(splits)} split files; one is needed: {', '.join(p.name for p in splits)}")
+    if splits:
+        return _with_split(folder, splits[0])
     if (folder / CLASS_NAMES).is_file():
         return _imagenet(folder)
     if (folder / VARIANTS).is_file():
@@ -35,7 +42,48 @@ def read_standard(folder: Path) -> Labelled | None:
     found = _part_folders(folder)
     if 0 in found and len(found) > 1:
         return _parts(found)
-    return None
+    inner = [path for path in folder.iterdir() if path.is_dir()]
+    alone = inner == [folder / "train"] and any(path.is_dir() for path in inner[0].iterdir())
+    return _class_folders(inner[0] if alone else folder)
+
+
+def _class_folders(folder: Path) -> tuple[list[Path], list[int], tuple[str, ...], None]:
+    classes = sorted(path for path in folder.iterdir() if path.is_dir())
+    files: list[Path] = []
+    labels: list[int] = []
+    for label, path in enumerate(classes):
+        found = image_files(inside(folder, path.name))
+        if not found:
+            raise DataError(f"the class folder {path} holds no image")
+        files += found
+        labels += [label] * len(found)
+    if not files:
+        raise DataError(f"{folder} holds no class folders")
+    return files, labels, tuple(path.name for path in classes), None
+
+
+def _with_split(folder: Path, split: Path) -> Labelled:
+    try:
+        parts = read_json(split)
+        rows = [
+            (str(file), int(label), str(name), PARTS.index(part)) for part in PARTS for file, label, name in parts[part]
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"cannot read the split {split}: {error!r}") from error
+    names = {label: name for _, label, name, _ in rows}
+    if not rows or sorted(names) != list(range(len(names))):
+        raise DataError(f"{split}: the labels must be 0…{max(len(names) - 1, 0)} without a gap")
+    # The files are named from the folder of the images, which some of the data sets keep one level down.
+    first = rows[0][0]
+    base = next(
+        (each for each in [folder, *sorted(p for p in folder.iterdir() if p.is_dir())] if (each / first).is_file()),
+        None,
+    )
+    if base is None:
+        raise DataError(f"{split} names {first!r}, which is neither in {folder} nor in a folder of it")
+    files = [inside(base, file) for file, _, _, _ in rows]
+    ordered = tuple(names[label] for label in range(len(names)))
+    return files, [label for _, label, _, _ in rows], ordered, [part for _, _, _, part in rows]
 
 
 def _imagenet(folder: Path) -> Labelled:

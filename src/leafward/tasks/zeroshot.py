@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,32 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from leafward.adapters.encoders import Encoder
+from leafward.adapters.scores import Score, similarity
 from leafward.errors import DataError, UsageError
-from leafward.hierarchy import Taxonomy, decide, metrics
+from leafward.hierarchy import Taxonomy, metrics
 from leafward.tasks import fewshot
 from leafward.tasks.captions import parquet_columns, read_lines, readable
+from leafward.tasks.decisions import decided
 from leafward.tasks.features import load_arrays, read_features
-from leafward.tasks.images import ENDINGS
+from leafward.tasks.standard_sets import PARTS, read_images
 
 TEMPLATES = ("a photo of a {}.",)
 #: CLIP's usual temperature: probabilities are softmax(100 · cosine)
 LOGIT_SCALE = 100.0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How images and classes are compared: logits are the `scale` times their `similarity`."""
+
+    score: Score = "cosine"
+    c: float = 0.1
+    weight: float = 0.1
+    scale: float = LOGIT_SCALE
+
+    def logits(self, image: Tensor, classes: Tensor) -> Tensor:
+        """(M, d), (C, d) -> (M, C)."""
+        return self.scale * similarity(image, classes, self.score, c=self.c, weight=self.weight)
 
 
 def read_templates(path: str | Path) -> tuple[str, ...]:
@@ -38,19 +55,24 @@ def checked_templates(templates: Sequence[str], source: str = "templates") -> tu
     return tuple(templates)
 
 
-def class_vectors(encoder: Encoder, names: Sequence[str], templates: Sequence[str] = TEMPLATES) -> Tensor:
-    """For each class the mean over the templates of its unit embeddings, scaled to unit length: (C, d)."""
-    prompts = [template.format(readable(name)) for name in names for template in checked_templates(templates)]
-    features = encoder.encode_text(prompts)
-    return normalize(features.view(len(names), len(templates), -1).mean(dim=1), dim=-1)
+def class_vectors(
+    encoder: Encoder, names: Sequence[str], templates: Sequence[str] = TEMPLATES, *, unit: bool = True
+) -> Tensor:
+    """For each class the mean over the templates of its embeddings: (C, d).
+
+    unit: of embeddings of unit length, and scaled to it again; else of embeddings as they are.
+    """
+    prompts = [template.replace("{}", readable(name)) for name in names for template in checked_templates(templates)]
+    mean = encoder.encode_text(prompts, unit=unit).view(len(names), len(templates), -1).mean(dim=1)
+    return normalize(mean, dim=-1) if unit else mean
 
 
 def labelled_images(path: str | Path, label: str = "label", split: str | None = None) -> tuple[list[Any], list[str]]:
-    """Images and the names of their classes: a folder with one folder of images for each class, or a parquet file
-    with the images' bytes (column jpeg or image) and the class in column `label`.
+    """Images and the names of their classes: a folder in one of the layouts of `leafward.tasks.standard_sets`, or a
+    parquet file with the images' bytes (column jpeg or image) and the class in column `label`.
 
-    `split`: take the rows whose column split says so, or the folder of that name; where nothing is said, the folder
-    test of one with train and test.
+    `split`: take the rows whose column split says so, the folder of that name, or that part (train, val, test) of a
+    folder that brings a split; of such a one the test part where nothing is said.
     """
     path = Path(path)
     if path.suffix == ".parquet":
@@ -61,14 +83,30 @@ def labelled_images(path: str | Path, label: str = "label", split: str | None = 
         except KeyError as error:
             raise DataError(f"{path} lacks the column {error}") from error
     else:
-        parts = split is None and (path / "train").is_dir() and (path / "test").is_dir()
-        base = path / ("test" if parts else split or "")
-        files = sorted(file for file in base.glob("*/*") if file.suffix.lower() in ENDINGS)
-        pairs = [(file, file.parent.name) for file in files]
+        pairs = _of_folder(path, split)
     if not pairs:
         raise DataError(f"{path} holds no labelled image" + (f" of split {split!r}" if split else ""))
     images, labels = zip(*pairs, strict=True)
     return list(images), list(labels)
+
+
+def _of_folder(path: Path, split: str | None) -> list[tuple[Any, str]]:
+    folder = path / split if split is not None and (path / split).is_dir() else path
+    files, labels, names, parts = read_images(folder)
+    pairs = [(file, names[label]) for file, label in zip(files, labels, strict=True)]
+    if folder != path or (parts is None and split is None):
+        return pairs
+    if parts is None:
+        raise DataError(f"{path} brings no split and has no folder {split!r}")
+    wanted = _part(split)
+    return [pair for pair, part in zip(pairs, parts, strict=True) if part == wanted]
+
+
+def _part(split: str | None) -> int:
+    """The number of a part by its name; that of the test part where nothing is said."""
+    if split is not None and split not in PARTS:
+        raise UsageError(f"split must be one of {', '.join(PARTS)}, got {split!r}")
+    return fewshot.TEST if split is None else PARTS.index(split)
 
 
 def labelled_features(path: str | Path, split: str | None = None) -> tuple[Tensor, Tensor, Tensor, list[str] | None]:
@@ -83,31 +121,36 @@ def labelled_features(path: str | Path, split: str | None = None) -> tuple[Tenso
             raise UsageError(f"{path} has no parts, so that split cannot be {split!r}")
         found = read_features(path, ("image", "text", "label"))
         return found["image"], found["text"], found["label"], None
-    parts = {"train": fewshot.TRAIN, "val": fewshot.VALIDATION, "test": fewshot.TEST}
-    part = "test" if split is None else split
-    if part not in parts:
-        raise UsageError(f"split of a feature file must be one of {', '.join(parts)}, got {split!r}")
     data = fewshot.read_features(path)
-    rows = data.part(parts[part])
+    rows = data.part(_part(split))
     if not len(rows):
-        raise DataError(f"{path} has no images in its part {part!r}")
+        raise DataError(f"{path} has no images in its part {split or 'test'!r}")
     return normalize(data.images[rows], dim=-1), normalize(data.texts, dim=-1), data.labels[rows], [*data.class_names]
 
 
 def score(
-    image: Tensor, classes: Tensor, label: Tensor, names: Sequence[str] | None = None, tax: Taxonomy | None = None
+    image: Tensor,
+    classes: Tensor,
+    label: Tensor,
+    names: Sequence[str] | None = None,
+    tax: Taxonomy | None = None,
+    compare: Comparison | None = None,
 ) -> dict[str, Any]:
-    """Top-1 and top-5 of unit vectors (M, d) against classes (C, d), labels (M) numbers of classes.
+    """Top-1 and top-5 of vectors (M, d) against classes (C, d), labels (M) numbers of classes; by the cosine, where
+    `compare` says nothing else.
 
-    With a taxonomy whose leaves are `names` (C): the hierarchical metrics of the most probable class, and those of the
-    answer of least expected distance.
+    With a taxonomy whose leaves are `names` (C): the hierarchical metrics of the most probable class, of the node of
+    least expected distance and of the deepest node with a probability of at least ½, with the share of those that are
+    true, that is, the class or above it.
     """
     if label.shape != (len(image),) or int(label.min()) < 0 or int(label.max()) >= len(classes):
         raise UsageError(f"label must name one of {len(classes)} classes for each of {len(image)} images")
-    logits = LOGIT_SCALE * (image @ classes.mT)
+    compare = compare or Comparison()
+    logits = compare.logits(image, classes)
     ranked = logits.topk(min(5, len(classes)), dim=1).indices
     right = ranked == label.to(ranked.device)[:, None]
     found: dict[str, Any] = {
+        "score": compare.score,
         "images": len(image),
         "classes": len(classes),
         "top1": float(right[:, 0].double().mean()),
@@ -119,6 +162,7 @@ def score(
         columns = torch.from_numpy(tax.leaf_ids(list(names), "names"))
         truth = columns[label.cpu()]
         found["hierarchical"] = metrics.evaluate(tax, columns[ranked.cpu()], truth).to_dict()
-        answer = decide.expected_cost(tax, logits.double().softmax(dim=1).cpu(), "distance", list(names))
-        found["least_expected_distance"] = metrics.evaluate(tax, answer, truth).to_dict()
+        answers = decided(tax, logits.double().softmax(dim=1).cpu(), names)
+        found |= {name: metrics.evaluate(tax, nodes, truth).to_dict() for name, nodes in answers.items()}
+        found["backed_off"]["true"] = float(tax.entails(answers["backed_off"], truth).mean())
     return found

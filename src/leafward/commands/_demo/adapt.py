@@ -91,7 +91,8 @@ def run(out: Path, console: Console) -> Part:
         catalogue.draw(page, tree, tangent)
 
     write_photos(out / "photos")
-    return Part(_headline(table), result, draw, catalogue.command(out / "catalogue", out / "photos"))
+    explore = catalogue.command(out / "catalogue", out / "photos")
+    return Part(_headline(table), result, draw, explore, "the photos, filed where the adapted model puts them")
 
 
 def ask(config: lathadapter.Config, run: Path, tax: Taxonomy) -> Asked:

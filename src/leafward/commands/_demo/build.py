@@ -47,6 +47,7 @@ def vision() -> hcformer.Config:
 
 
 def run(out: Path, console: Console) -> Part:
+    from leafward.commands._demo import tokens
     from leafward.commands._demo.part import Part
 
     spoken = _language(out, console)
@@ -60,7 +61,8 @@ def run(out: Path, console: Console) -> Part:
         _draw_language(page, out / "helm", spoken)
         _draw_vision(page, seen, drawn)
 
-    return Part(_numbers(spoken, seen), result, draw)
+    explore = tokens.file(out / "helm" / "model", out / "tokens")
+    return Part(_numbers(spoken, seen), result, draw, explore, "the tokens of the language model")
 
 
 def _language(out: Path, console: Console) -> dict[str, Any]:
@@ -104,7 +106,7 @@ def _numbers(spoken: dict[str, Any], seen: dict[str, Any]) -> list[Number]:
 def _draw_language(page: Page, run: Path, found: dict[str, Any]) -> None:
     from leafward.commands._demo import figures
     from leafward.engine import RunDirectory
-    from leafward.report import Estimate, Number
+    from leafward.report import Number
 
     members = found["members"]
     page.section("A tiny language model")
@@ -116,14 +118,9 @@ def _draw_language(page: Page, run: Path, found: dict[str, Any]) -> None:
     metrics = RunDirectory.open(run).metrics()
     names = [member["name"] for member in members]
     page.figure(figures.losses(metrics, names), "Loss in nats per token: training (thin) and held out (dots).")
-    page.table(
-        ["model", "held-out loss", "a sample, after “ROMEO:”"],
-        [
-            [member["name"], Estimate(member["loss"]["value"], member["loss"]["interval"]), _verse(member["sample"])]
-            for member in members
-        ],
-        "Lines of the samples are divided by strokes. After a minute of training they have the look of the text, "
-        "not its sense",
+    page.text(
+        "Samples after “ROMEO:”, lines divided by strokes. After a minute of training they have the look of the text, "
+        "not its sense.\n\n" + "\n\n".join(f"{member['name']}: {_verse(member['sample'])}" for member in members)
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,7 @@ def run(out: Path, console: Console) -> Part:
     from leafward.commands.audit import show
     from leafward.data import embedded
     from leafward.engine import Progress
+    from leafward.files import replacing
     from leafward.report import Number
     from leafward.superposition import audit
 
@@ -45,7 +48,10 @@ def run(out: Path, console: Console) -> Part:
         *(Number.from_json(each) for each in found["headline"] if each["name"] in HEADLINES),
     ]
     result = {"audit": report.to_dict(), "superposition": {key: found[key] for key in ("claims", "fits")}}
-    return Part(numbers, result, lambda page: _draw(page, report, found))
+    with replacing(out / MATRIX) as temporary:
+        shutil.copyfile(embedded(MATRIX), temporary)
+    explore = shlex.join(["leafward", "explore", str(out / MATRIX), "--centre"])
+    return Part(numbers, result, lambda page: _draw(page, report, found), explore, "the rows of the real head")
 
 
 HEADLINES = ("strong exponent, α ≤ 1", "strong − weak exponent")

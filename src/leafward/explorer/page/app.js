@@ -273,9 +273,9 @@ export class Explorer {
     return svgOf(this.charts);
   }
 
-  /** Frames per second of the first chart while it moves. */
-  fps(frames = 60) {
-    return this.charts[0].benchmark(frames);
+  /** Speed of the first chart while it moves: {rate, script}, with everything drawn or coarser. */
+  fps(frames = 60, coarse = 0) {
+    return this.charts[0].benchmark(frames, coarse);
   }
 }
 
@@ -301,7 +301,7 @@ async function start() {
       scene,
       state: explorer.state,
       charts: explorer.charts,
-      fps: (n) => explorer.fps(n),
+      fps: (frames, coarse) => explorer.fps(frames, coarse),
     });
   } catch (error) {
     refuse("The data could not be shown", error.message);

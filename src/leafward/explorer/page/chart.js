@@ -4,12 +4,17 @@ import { DiskCamera, PlaneCamera } from "./camera.js";
 import { Crowd } from "./crowd.js";
 import { EdgeSorter } from "./detail.js";
 import { Renderer } from "./gl.js";
-import { placeLabels } from "./labels.js";
-import { IDENTITY, balanced, transformAll, translation } from "./mobius.js";
+import { placeLabels, shortlist } from "./labels.js";
+import { IDENTITY, balanced, transform, transformAll, translation } from "./mobius.js";
 import { FONT, paintGround, paintLabels, paintMarks } from "./paint.js";
 
 const DRIFT = 0.5; // the view may move this far before positions are mapped anew in float64
 const CELL = 0.6; // pixels: of the points in a square of this size one is drawn
+const NAMES = 0.25; // share of what is in sight by which the view may move before other points can be named
+const SLOW = 40; // milliseconds that the card may take for a frame before less is drawn while the view moves
+const COARSEST = 4; // each step of coarseness doubles the size of what is left out
+const REST = 350; // milliseconds without a frame, after which everything is drawn
+const APART = 1000; // milliseconds between frames of different movements
 const REACH = 14; // a pointer picks a point within this many pixels
 const MARGIN = 14;
 
@@ -31,7 +36,10 @@ export class Chart {
       host.append(canvas);
       return canvas;
     });
-    this.frame = new Float64Array(2 * scene.count);
+    this.places = new Float64Array(2 * scene.count);
+    this.widths = new Map();
+    this.coarse = 0;
+    this.needed = 0;
     this.uploaded = new Float32Array(2 * scene.count);
     this.edges = new EdgeSorter(scene.edges);
     this.crowd = new Crowd(cast.order);
@@ -58,6 +66,7 @@ export class Chart {
     this.watcher.disconnect();
     cancelAnimationFrame(this.pending);
     cancelAnimationFrame(this.moving);
+    clearTimeout(this.resting);
     this.renderer?.gl.getExtension("WEBGL_lose_context")?.loseContext();
     this.host.remove();
   }
@@ -72,7 +81,8 @@ export class Chart {
     let farthest = 0;
     for (let i = 0; i < xy.length; i += 2) farthest = Math.max(farthest, xy[i] ** 2 + xy[i + 1] ** 2);
     this.farthest = 2 * Math.atanh(Math.min(Math.sqrt(farthest), 1 - 1e-12));
-    this.base = null;
+    this.mapped = null;
+    this.needed = 0;
     this.resize();
   }
 
@@ -89,7 +99,7 @@ export class Chart {
       this.rgba[4 * i + 3] = !mask || mask[i] ? solid : 20;
     }
     this.mask = mask;
-    this.base = null; // which points lie on top may have changed
+    this.forget(); // which points lie on top may have changed
     this.renderer?.setColours(this.rgba);
     this.invalidate();
   }
@@ -109,8 +119,14 @@ export class Chart {
     this.height = this.host.clientHeight;
     this.radius = Math.max(20, Math.min(this.width, this.height) / 2 - MARGIN);
     this.setPixels(window.devicePixelRatio || 1);
-    this.base = null;
+    this.forget();
     this.invalidate();
+  }
+
+  /** Choose anew what is drawn and what is named. */
+  forget() {
+    this.base = null;
+    this.listed = null;
   }
 
   setPixels(ratio) {
@@ -136,7 +152,39 @@ export class Chart {
   invalidate(what = "view") {
     this.stale ||= what === "view";
     if (!this.camera) return;
-    this.pending ??= requestAnimationFrame(() => this.draw());
+    this.pending ??= requestAnimationFrame((now) => {
+      if (this.stale) this.pace(now);
+      this.draw();
+    });
+  }
+
+  /** Where the card took long for the last two frames of a movement, leave out what is smallest until it ends; how much,
+   * the next movement knows. */
+  pace(now) {
+    const gap = now - (this.last ?? -Infinity);
+    const { took = 0 } = this;
+    this.last = now;
+    this.took = undefined;
+    if (gap > APART) this.slow = 0;
+    else if (took) this.slow = took > SLOW ? (this.slow ?? 0) + 1 : 0;
+    if (this.slow > 1) {
+      this.needed = Math.min(COARSEST, this.needed + (took > 3 * SLOW ? 2 : 1));
+      this.slow = 0;
+    }
+    this.detail(gap < APART ? this.needed : 0);
+    clearTimeout(this.resting);
+    if (this.coarse) {
+      this.resting = setTimeout(() => {
+        this.detail(0);
+        this.stale = true;
+        this.draw();
+      }, REST);
+    }
+  }
+
+  detail(coarse) {
+    if (this.coarse !== coarse) this.base = null;
+    this.coarse = coarse;
   }
 
   draw() {
@@ -149,7 +197,6 @@ export class Chart {
 
   drawPoints() {
     const { camera, ratio, theme, renderer } = this;
-    transformAll(camera.matrix(), this.xy, this.frame);
     if (!this.base || camera.drift(this.base) > DRIFT) this.rebase();
     renderer?.draw({
       matrix: camera.since(this.base),
@@ -159,6 +206,9 @@ export class Chart {
       halo: camera.curved ? theme.diskRgb : theme.stageRgb,
       width: this.lineWidth * ratio,
       size: [this.diameter * ratio, this.leastDiameter * ratio],
+    });
+    renderer?.timed((milliseconds) => {
+      this.took = milliseconds;
     });
     const ground = this.context(0);
     paintGround(ground, this.lens, camera, this.farthest, theme);
@@ -174,13 +224,15 @@ export class Chart {
 
   /** Give the card positions as they are mapped now, in float64, so that its float32 only has a small step to make. */
   rebase() {
-    this.uploaded.set(this.frame);
-    this.base = this.camera.pose;
-    if (!this.renderer) return;
-    this.renderer.setPositions(this.uploaded);
-    const pixels = this.radius * this.camera.zoom * this.ratio;
-    this.renderer.setOrder(this.crowd.thin(this.frame, CELL / pixels, this.mask));
-    this.renderer.setEdges(this.edges.sort(this.frame, pixels * Math.exp(DRIFT), this.camera.curved));
+    const { frame, camera, renderer } = this;
+    this.uploaded.set(frame);
+    this.base = camera.pose;
+    if (!renderer) return;
+    renderer.setPositions(this.uploaded);
+    const pixels = this.radius * camera.zoom * this.ratio;
+    const left = 2 ** this.coarse;
+    renderer.setOrder(this.crowd.thin(frame, (left * CELL) / pixels, this.mask));
+    renderer.setEdges(this.edges.sort(frame, pixels * Math.exp(DRIFT), camera.curved, left));
   }
 
   drawNames() {
@@ -190,20 +242,27 @@ export class Chart {
     const first = marks.selected === null ? [] : [marks.selected, ...marks.path, ...marks.neighbours];
     const shown = new Set(this.labels.map(({ id }) => id));
     const { importance } = this.cast;
-    const view = {
-      ...lens,
-      frame: this.frame,
-      curved: camera.curved,
-      importance,
-      shown,
-      mask: this.mask,
-      gap: this.diameter / 2 + 4,
-    };
-    this.labels = placeLabels(view, this.scene.labels, first, (text, size) => {
-      names.font = `${size}px ${FONT}`;
-      return names.measureText(text).width;
-    });
+    const view = { ...lens, curved: camera.curved, importance, shown, gap: this.diameter / 2 + 4 };
+    if (!this.listed || camera.drift(this.listed) * Math.max(1, camera.zoom) > NAMES) {
+      this.listed = camera.pose;
+      this.namable = shortlist(view, this.frame, this.mask, NAMES);
+    }
+    const matrix = camera.matrix();
+    view.place = (id) => transform(matrix, [this.xy[2 * id], this.xy[2 * id + 1]]);
+    const width = (text, size) => (this.widthOf(names, text) * size) / 100;
+    this.labels = placeLabels(view, this.namable, this.scene.labels, first, width);
     paintLabels(names, this.labels, marks.selected, camera.curved ? theme.disk : theme.stage, theme.ink);
+  }
+
+  /** Width of a text in letters of 100 pixels; measuring costs more than all else about a name. */
+  widthOf(context, text) {
+    let width = this.widths.get(text);
+    if (width === undefined) {
+      context.font = `100px ${FONT}`;
+      width = context.measureText(text).width;
+      this.widths.set(text, width);
+    }
+    return width;
   }
 
   context(layer) {
@@ -213,9 +272,16 @@ export class Chart {
     return context;
   }
 
-  /** Place of a point in the frame, before magnification. */
+  /** Places of all points in the frame, before magnification: mapped when they are asked for, not in every frame. */
+  get frame() {
+    if (this.mapped !== this.camera.pose) transformAll(this.camera.matrix(), this.xy, this.places);
+    this.mapped = this.camera.pose;
+    return this.places;
+  }
+
+  /** Place of one point in the frame. */
   place(id) {
-    return [this.frame[2 * id], this.frame[2 * id + 1]];
+    return transform(this.camera.matrix(), [this.xy[2 * id], this.xy[2 * id + 1]]);
   }
 
   /** Point of the magnified frame at a pixel of the host. */
@@ -267,23 +333,29 @@ export class Chart {
     this.travel(this.camera.home());
   }
 
-  /** Frames per second over `frames` frames of a pan along a closed way, each one finished before the next begins. */
-  benchmark(frames) {
+  /** Frames per second over `frames` frames of a pan along a closed way, each one finished before the next begins, with
+   * everything drawn or at a step of coarseness, and the milliseconds that this script takes of each. */
+  benchmark(frames, coarse = 0) {
     this.halt();
     const { pose } = this.camera;
+    this.detail(coarse);
+    let script = 0;
     const begin = performance.now();
     for (let i = 0; i < frames; i++) {
+      const started = performance.now();
       const angle = (2 * Math.PI * i) / frames;
       const step = [0.08 * Math.cos(angle), 0.08 * Math.sin(angle)];
       if (this.camera.curved) this.camera.move(translation(step));
       else this.camera.pan(step);
       this.stale = true;
       this.draw();
+      script += performance.now() - started;
       this.renderer.finish();
     }
     const seconds = (performance.now() - begin) / 1000;
     this.camera.pose = pose;
+    this.detail(0);
     this.invalidate();
-    return frames / seconds;
+    return { rate: frames / seconds, script: script / frames };
   }
 }

@@ -14,8 +14,9 @@ export class EdgeSorter {
     this.sorted = SEGMENTS.map(() => ({ count: 0, ends: new Float32Array(room) }));
   }
 
-  /** The edges worth drawing while none is longer than `pixels` times its length in `frame`: {count, ends} by kind. */
-  sort(frame, pixels, hyperbolic) {
+  /** The edges worth drawing while none is longer than `pixels` times its length in `frame`: {count, ends} by kind.
+   * `left` times as long ones are left out, and `left` times as high arcs are straight. */
+  sort(frame, pixels, hyperbolic, left = 1) {
     const { edges, sorted } = this;
     for (const kind of sorted) kind.count = 0;
     for (let e = 0; e < edges.length; e += 2) {
@@ -24,12 +25,12 @@ export class EdgeSorter {
       const qx = frame[2 * edges[e + 1]];
       const qy = frame[2 * edges[e + 1] + 1];
       const chord = pixels * Math.sqrt((qx - px) ** 2 + (qy - py) ** 2);
-      if (chord < INVISIBLE) continue;
+      if (chord < left * INVISIBLE) continue;
       // The arc turns by 2φ, φ = arg(1 − p q̄), and rises chord / 2 · tan(φ / 2) above its chord.
       const x = 1 - px * qx - py * qy;
       const y = px * qy - py * qx;
       const rise = hyperbolic ? (0.5 * chord * Math.abs(y)) / (Math.sqrt(x * x + y * y) + x) : 0;
-      const kind = sorted[rise < RISES[0] ? 0 : rise < RISES[1] ? 1 : 2];
+      const kind = sorted[rise < left * RISES[0] ? 0 : rise < left * RISES[1] ? 1 : 2];
       const at = 4 * kind.count++;
       kind.ends[at] = px;
       kind.ends[at + 1] = py;

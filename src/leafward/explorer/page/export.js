@@ -22,6 +22,7 @@ export async function pngOf(charts) {
   for (const chart of charts) {
     const { ratio } = chart;
     chart.setPixels(2);
+    chart.detail(0);
     chart.base = null; // what is worth drawing depends on the pixels
     chart.stale = true;
     chart.draw();

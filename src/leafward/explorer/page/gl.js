@@ -84,6 +84,23 @@ void main() {
   colour = vec4(u_ink.rgb * alpha, alpha);
 }`;
 
+// Straight edges by the ten thousand: a line of one pixel has a third of a ribbon's vertices, and each is cheaper.
+const HAIR = `${COMPLEX}
+layout(location = 0) in vec2 a_end;
+void main() {
+  gl_Position = vec4(moved(a_end) * u_unit / u_half, 0.0, 1.0);
+}`;
+
+const FLAT = `#version 300 es
+precision highp float;
+uniform vec4 u_ink;
+out vec4 colour;
+void main() {
+  colour = vec4(u_ink.rgb * u_ink.a, u_ink.a);
+}`;
+
+const MANY = 2000; // straight edges, from which on they are drawn as hairs
+
 /** A linked program and the places of its uniforms, looked up once. */
 function program(gl, vertex, fragment) {
   const made = gl.createProgram();
@@ -118,6 +135,10 @@ export class Renderer {
     this.count = 0;
     this.points = program(gl, POINTS, DISC);
     this.ribbon = program(gl, RIBBON, INK);
+    this.hair = program(gl, HAIR, FLAT);
+    this.hairs = { count: 0, ends: gl.createBuffer(), bound: gl.createVertexArray() };
+    gl.bindVertexArray(this.hairs.bound);
+    this.attribute(this.hairs.ends, 0, 2, gl.FLOAT);
     this.positions = gl.createBuffer();
     this.colours = gl.createBuffer();
     this.dots = gl.createVertexArray();
@@ -177,8 +198,12 @@ export class Renderer {
   /** The edges to draw, as EdgeSorter has sorted them: for each number of segments {count, ends}. */
   setEdges(sorted) {
     const { gl } = this;
+    const [straight] = sorted;
+    this.hairs.count = straight.count > MANY ? straight.count : 0;
+    if (this.hairs.count) this.upload(this.hairs.ends, straight.ends.subarray(0, 4 * straight.count));
     sorted.forEach(({ count, ends }, i) => {
-      this.lines[i].count = count;
+      this.lines[i].count = i === 0 && this.hairs.count ? 0 : count;
+      if (!this.lines[i].count) return;
       gl.bindTexture(gl.TEXTURE_2D, this.lines[i].ends);
       gl.texImage2D(
         gl.TEXTURE_2D,
@@ -189,7 +214,7 @@ export class Renderer {
         0,
         gl.RGBA,
         gl.FLOAT,
-        count ? ends : null,
+        ends,
       );
     });
   }
@@ -208,6 +233,12 @@ export class Renderer {
       gl.uniform2f(at("u_half"), w / 2, h / 2);
       return at;
     };
+    if (this.hairs.count) {
+      const hair = use(this.hair);
+      gl.uniform4f(hair("u_ink"), ...ink.slice(0, 3), ink[3] * Math.min(1, width));
+      gl.bindVertexArray(this.hairs.bound);
+      gl.drawArrays(gl.LINES, 0, 2 * this.hairs.count);
+    }
     const line = use(this.ribbon);
     gl.uniform1f(line("u_width"), width);
     gl.uniform1i(line("u_curved"), curved ? 1 : 0);
@@ -225,6 +256,25 @@ export class Renderer {
     gl.bindVertexArray(this.dots);
     gl.drawElements(gl.POINTS, this.count, gl.UNSIGNED_INT, 0);
     gl.bindVertexArray(null);
+  }
+
+  /** Tell, once it is known, how many milliseconds the card took for what it was last told; one frame at a time. */
+  timed(told) {
+    const { gl } = this;
+    if (this.fence) return;
+    this.fence = gl.fenceSync(gl.SYNC_GPU_COMMANDS_COMPLETE, 0);
+    gl.flush();
+    const begin = performance.now();
+    const look = () => {
+      if (!gl.isContextLost() && gl.getSyncParameter(this.fence, gl.SYNC_STATUS) !== gl.SIGNALED) {
+        setTimeout(look, 4);
+        return;
+      }
+      gl.deleteSync(this.fence);
+      this.fence = null;
+      told(performance.now() - begin);
+    };
+    setTimeout(look, 4);
   }
 
   /** Wait until the card has drawn what it was told, by reading one pixel of it. */

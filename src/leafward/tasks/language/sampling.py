@@ -17,16 +17,17 @@ def sample(
     tokenizer: Any,
     prompt: str = "",
     *,
-    tokens: int = 100,
+    tokens: int | None = None,
     temperature: float = 0.8,
     top_p: float = 1.0,
     seed: int = 0,
 ) -> str:
     """Up to `tokens` tokens after `prompt`, up to the end of a document; temperature 0 takes the likeliest each time.
 
-    Prompt and continuation together must fit into the context that the model was trained for.
+    Prompt and continuation together must fit into the context that the model was trained for; without a number they do,
+    and are at most 100.
     """
-    if tokens < 1:
+    if tokens is not None and tokens < 1:
         raise UsageError(f"tokens must be at least 1, not {tokens}")
     if not (math.isfinite(temperature) and temperature >= 0.0):
         raise UsageError(f"temperature must be a number >= 0, not {temperature}")
@@ -34,6 +35,7 @@ def sample(
         raise UsageError(f"top_p must be in (0, 1], not {top_p}")
     begin = [tokenizer.bos_token_id, *encode(tokenizer, [prompt])[0]]
     context = model.config.max_position_embeddings
+    tokens = max(1, min(100, context - len(begin))) if tokens is None else tokens
     if len(begin) + tokens > context:
         raise UsageError(
             f"the prompt has {len(begin)} tokens (with the one that begins a document) and {tokens} more are asked "
