@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
-from leafward.errors import need
+from leafward.errors import UsageError, nearest, need
 
 
 def check_integers(config: Any, least: dict[str, int]) -> None:
@@ -29,3 +29,17 @@ def check_flags(config: Any, *names: str) -> None:
     """Refuse a field that is not True or False."""
     for name in names:
         need(isinstance(getattr(config, name), bool), name, "True or False", getattr(config, name))
+
+
+def check_choice(config: Any, name: str, allowed: Any) -> None:
+    """Refuse a field that is not one of the words of the Literal `allowed`."""
+    need(getattr(config, name) in get_args(allowed), name, f"of {', '.join(get_args(allowed))}", getattr(config, name))
+
+
+def check_choices(config: Any, name: str, allowed: Any) -> None:
+    """Refuse a field that is not a sequence of such words; a single text would be taken letter by letter."""
+    value, words = getattr(config, name), get_args(allowed)
+    need(isinstance(value, tuple | list), name, f"a tuple with any of {', '.join(words)}", value)
+    for each in value:
+        if each not in words:
+            raise UsageError(f"{name} must be of {', '.join(words)}, got {each!r}; {nearest(str(each), words)}")

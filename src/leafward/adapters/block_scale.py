@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from leafward.adapters._checks import check_integers
+from leafward.adapters._checks import check_choice, check_choices, check_integers
 from leafward.adapters.layouts import ATTENTION, Encoder, Role, Site, find_sites, without_layer
 from leafward.adapters.surface import WeightAdapter
 from leafward.errors import UsageError
@@ -46,11 +46,10 @@ class BlockScaleConfig:
 
     def __post_init__(self) -> None:
         check_integers(self, {"block_size": 1})
-        for field, allowed in (("constraint", Constraint), ("share", Shared), ("encoder", Encoder)):
-            value = getattr(self, field)
-            for each in (value,) if isinstance(value, str) else value:
-                if each not in allowed.__args__:
-                    raise UsageError(f"{field} must be of {', '.join(allowed.__args__)}, got {each!r}")
+        check_choice(self, "constraint", Constraint)
+        check_choice(self, "encoder", Encoder)
+        check_choices(self, "share", Shared)
+        check_choices(self, "targets", Role)
 
     def build(self, model: nn.Module) -> BlockScale:
         sites = find_sites(model, self.targets, self.encoder)

@@ -105,7 +105,7 @@ def read_config(directory: PathLike) -> dict[str, Any]:
     if record.get("format") != FORMAT:
         raise DataError(f"{path} was not written by leafward: its format is not {FORMAT!r}")
     method = record.get("method")
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         raise DataError(f"{path}: unknown method {method!r}; {nearest(str(method), METHODS)}")
     for key in ("config", "base_model"):
         if not isinstance(record.get(key), dict):

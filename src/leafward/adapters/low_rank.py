@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from leafward.adapters._checks import check_integers, check_numbers
+from leafward.adapters._checks import check_choice, check_choices, check_integers, check_numbers
 from leafward.adapters.layouts import ATTENTION, Encoder, Role, Site, find_sites
 from leafward.adapters.surface import WeightAdapter
 
@@ -32,6 +32,8 @@ class LowRankConfig:
 
     def __post_init__(self) -> None:
         check_integers(self, {"rank": 1, "seed": 0})
+        check_choice(self, "encoder", Encoder)
+        check_choices(self, "targets", Role)
         if self.alpha is not None:
             check_numbers(self, "alpha", positive=True)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from leafward.errors import UsageError
+from leafward.errors import UsageError, need
 from leafward.geometry.scalars import asinh, sqrt, tiny
 
 Score = Literal["cosine", "lorentz", "cosine+radius"]
@@ -30,6 +30,7 @@ def similarity(image: Tensor, text: Tensor, score: Score = "cosine", *, c: float
     if score not in get_args(Score):
         raise UsageError(f"score must be one of {', '.join(get_args(Score))}, got {score!r}")
     if score == "lorentz":
+        need(c > 0, "c", "a positive number", c)
         return -distances(image, text, c)
     cosine = normalize(image.float(), dim=-1) @ normalize(text.float(), dim=-1).mT
     if score == "cosine":

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from leafward.adapters.layouts import STORE, Site
-from leafward.errors import UsageError, nearest
+from leafward.errors import UsageError, nearest, need
 from leafward.geometry.scalars import wide
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -169,8 +169,9 @@ def attach(
     `model.parameters()` trains the adapter alone; `detach` and `merge` give them back. `base_model` and `revision`
     name the base model in saved files; by default they come from the model itself.
     """
-    if not name.isidentifier():
-        raise UsageError(f"name of an adapter must be a word of letters, digits and underscores, got {name!r}")
+    need(callable(getattr(config, "build", None)), "config", "the configuration of an adapter", config)
+    fits = isinstance(name, str) and name.isidentifier() and not hasattr(AdapterStore(BaseModel()), name)
+    need(fits, "name", "a word of letters, digits and underscores that no module has for itself", name)
     held = adapters(model)
     if name in held:
         raise UsageError(f"the model already has an adapter {name!r}; detach it or choose another name")
