@@ -136,3 +136,20 @@ def test_the_usual_split_files(tmp_path: Path, capsys: pytest.CaptureFixture[str
     words = ["--model", base, "--out", str(tmp_path / "x.npz"), "--template", "a photo"]
     assert main(["data", "features", str(tmp_path / "images"), *words]) == 2
     assert "--template must be a text with {} once" in capsys.readouterr().err
+
+
+def test_a_foreign_base_is_merged_only_when_asked_for_and_said(tmp_path: Path, capsys) -> None:
+    base, adapter, _ = adapted("sentence", tmp_path)
+    moved = base.rename(tmp_path / "moved")
+    assert main(["export", str(adapter), "--to", str(tmp_path / "one"), "--merged", "--base", str(moved)]) == 0
+    assert "note:" not in capsys.readouterr().out, "the same weights under another name"
+    other = load_encoder(moved)
+    with torch.no_grad():
+        for parameter in other.model.parameters():
+            parameter.add_(0.1)
+    other.save_pretrained(tmp_path / "other")
+    assert (
+        main(["export", str(adapter), "--to", str(tmp_path / "two"), "--merged", "--base", str(tmp_path / "other")])
+        == 0
+    )
+    assert "belongs to another base model" in " ".join(capsys.readouterr().out.split())

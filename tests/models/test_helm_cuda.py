@@ -27,7 +27,7 @@ def _kernels(request):
     torch._dynamo.reset()
     kernels.use(request.param)
     yield
-    kernels.use("torch")
+    kernels.use("auto")
 
 
 @pytest.mark.usefixtures("_kernels")
@@ -68,6 +68,7 @@ def test_learns_in_bfloat16(preset, geometry):
     assert losses[-1] < 0.6 * losses[0], losses
 
 
+@pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize("preset", ["helm-d-tiny", "helm-mice-tiny"])
 def test_cache_of_fixed_size(preset):
     model = stirred(preset).cuda().eval()

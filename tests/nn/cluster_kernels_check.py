@@ -16,6 +16,7 @@ from leafward.nn import kernels
 from leafward.nn.cluster_mixer import ClusterMixer, Windows
 
 DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cpu"
+HALVES = (torch.bfloat16, torch.float16) if DEVICE == "cuda" else (torch.float16,)  # the interpreter has no bfloat16
 STAGES = (  # windows, centres, global centres, size of the map: as in HCFormer's four stages, and what they leave out
     (Windows(side=8), 4, 4, (8, 16)),  # N = 64, M = 16
     (Windows(side=4), 2, 4, (12, 4)),  # N = 16, M = 4: four windows to a tile, over the end of an image
@@ -103,23 +104,47 @@ def close_points() -> None:
     assert error(ours[0], exact[0]) < 1e-4, error(ours[0], exact[0])
 
 
+def far_points() -> None:
+    """Radii at their bound, where sinh⁴ has no place in float32: the directions have their gradients still."""
+    module = mixer(0)
+    with torch.no_grad():
+        module.window_level.similarity.log_scale += 5.0
+        module.window_level.similarity.log_alpha -= 2.0
+    x = torch.randn(2, 8, 16, 20, device=DEVICE)
+    seed = torch.randn_like(x)
+    found = []
+    for which in ("triton", "torch"):
+        kernels.use(which)
+        found.append(results(module, x, seed))
+    names = ["out", "x", *(name for name, _ in module.named_parameters())]
+    for name, ours, plain in zip(names, *found, strict=True):
+        if name.endswith("log_scale"):  # plain torch has rounding errors of zero
+            assert not ours.any()
+            assert plain.abs().max() < 1e-5
+        else:
+            assert error(ours, plain.double()) < 1e-4, (name, error(ours, plain.double()))
+
+
 def half() -> None:
     """Autocast: output in the half type, as near to float64 as plain torch is."""
-    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter has no bfloat16
-    for stage, (*_, size) in enumerate(STAGES[:4]):
-        module = mixer(stage, heads=3, head_dim=24)
-        x = torch.randn(1, *size, 20, device=DEVICE)
-        seed = torch.randn_like(x)
-        found = []
-        for which in ("triton", "torch"):
-            kernels.use(which)
-            with torch.autocast(DEVICE, dtype):
-                found.append(results(module, x, seed))
-            assert found[-1][0].dtype == dtype
-        kernels.use("torch")
-        exact = results(module.double(), x.double(), seed)
-        for name, ours, plain, true in zip(range(len(exact)), *found, exact, strict=True):
-            assert error(ours, true) < 1.5 * error(plain, true) + 2e-3, (stage, name, error(ours, true))
+    for dtype in HALVES:
+        for stage in range(4):
+            autocast(stage, dtype)
+
+
+def autocast(stage: int, dtype: torch.dtype) -> None:
+    module = mixer(stage, heads=3, head_dim=24)
+    x = torch.randn(1, *STAGES[stage][-1], 20, device=DEVICE)
+    seed = torch.randn_like(x)
+    found = []
+    for which in ("triton", "torch"):
+        kernels.use(which)
+        with torch.autocast(DEVICE, dtype):
+            found.append(results(module, x, seed))
+        assert found[-1][0].dtype == dtype
+    exact = results(module.double(), x.double(), seed)
+    for name, ours, plain, true in zip(range(len(exact)), *found, exact, strict=True):
+        assert error(ours, true) < 1.5 * error(plain, true) + 2e-3, (stage, dtype, name, error(ours, true))
 
 
 def compiled() -> None:
@@ -163,7 +188,7 @@ def model() -> None:
 
 
 if __name__ == "__main__":
-    for check in (layers, close_points, half, compiled, *((model,) if DEVICE == "cuda" else ())):
+    for check in (layers, close_points, far_points, half, compiled, *((model,) if DEVICE == "cuda" else ())):
         torch.manual_seed(0)
         check()
         print(check.__name__, "ok", flush=True)

@@ -1,9 +1,4 @@
-"""The kernels of the cluster mixer against plain torch: in Triton's interpreter, and on a CUDA device."""
-
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""What stands around the kernels of the cluster mixer: its algebra, its layouts, and when they are used."""
 
 import pytest
 import torch
@@ -11,23 +6,6 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 
 from leafward.nn import kernels
 from leafward.nn.cluster_mixer import ClusterMixer, Layout, OffsetBias, Windows
-
-CHECK = Path(__file__).with_name("cluster_kernels_check.py")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_kernels_equal_the_plain_forms(device):
-    pytest.importorskip("triton")
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    environment = os.environ | ({"TRITON_INTERPRET": "1"} if device == "cpu" else {})
-    done = subprocess.run(
-        [sys.executable, str(CHECK), device], env=environment, capture_output=True, text=True, timeout=500
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    names = ["layers", "close_points", "half", "compiled"] + ["model"] * (device == "cuda")
-    assert done.stdout.split("\n")[:-1] == [f"{name} ok" for name in names]
 
 
 def projected(module: ClusterMixer, x: torch.Tensor) -> torch.Tensor:
@@ -91,18 +69,26 @@ def test_layouts_are_kept_and_serve_training_after_inference():
     assert not isinstance(module.layout(20, 28, x.device).pool, FakeTensor)
 
 
-def test_kernels_stay_away_from_the_cpu_and_from_what_they_do_not_know():
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_layouts_are_not_kept_while_a_graph_records():
+    """Their memory is the graph's, and empty until it is replayed."""
+    module, device = ClusterMixer(10, 2, 6, Windows(side=4), 2), torch.device("cuda", torch.cuda.current_device())
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        recorded = module.layout(20, 32, device)
+    kept = module.layout(20, 32, device)
+    assert kept is not recorded
+    assert module.layout(20, 32, device) is kept
+    torch.testing.assert_close(kept.pool.cpu(), module.layout(20, 32, torch.device("cpu")).pool)
+
+
+def test_kernels_stay_away_from_the_cpu_and_from_what_they_do_not_know(monkeypatch):
     module = ClusterMixer(10, 2, 6, Windows(side=4), 2)
     x = torch.randn(1, 8, 8, 10)
     assert not module._kernels_serve(x, module.layout(8, 8, x.device))
-    served = kernels.serve_vision
-    try:
-        kernels.serve_vision = lambda x: True
-        assert module._kernels_serve(x, module.layout(8, 8, x.device))
-        assert not module._kernels_serve(x, module.layout(9, 8, x.device)), "padded"
-        wide = ClusterMixer(10, 2, 6, Windows(count=1), 2, 0)
-        assert not wide._kernels_serve(x, wide.layout(17, 16, x.device)), "too many tokens for a tile"
-        curved = ClusterMixer(10, 2, 6, Windows(side=4), 2, patch_geometry="lorentz")
-        assert not curved._kernels_serve(x, curved.layout(8, 8, x.device))
-    finally:
-        kernels.serve_vision = served
+    monkeypatch.setattr(kernels, "serve", lambda x: True)
+    assert module._kernels_serve(x, module.layout(8, 8, x.device))
+    assert not module._kernels_serve(x, module.layout(9, 8, x.device)), "padded"
+    wide = ClusterMixer(10, 2, 6, Windows(count=1), 2, 0)
+    assert not wide._kernels_serve(x, wide.layout(17, 16, x.device)), "too many tokens for a tile"
+    curved = ClusterMixer(10, 2, 6, Windows(side=4), 2, patch_geometry="lorentz")
+    assert not curved._kernels_serve(x, curved.layout(8, 8, x.device))

@@ -1,4 +1,4 @@
-"""The Triton kernels, forward and backward, against float64: in Triton's interpreter, and on a CUDA device."""
+"""The Triton kernels: against float64 by Triton's interpreter and on a CUDA device, and where they are used."""
 
 import os
 import subprocess
@@ -7,35 +7,102 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from leafward.errors import UsageError
 from leafward.nn import kernels
 
-CHECK = Path(__file__).with_name("kernels_check.py")
+HERE = Path(__file__).parent
+CHECKS = {
+    "kernels_check": ("residual_norm", "swiglu", "head_lanes", "latent_lanes", "experts", "model"),
+    "vision_kernels_check": ("image_norm", "scaled_add", "normed_mlp", "block", "edges", "model", "memory"),
+    "cluster_kernels_check": ("layers", "close_points", "far_points", "half", "compiled"),
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_kernels_equal_the_plain_forms(device):
+@pytest.mark.parametrize("program", CHECKS)
+def test_kernels_equal_the_plain_forms(program, device):
     pytest.importorskip("triton")
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     environment = os.environ | ({"TRITON_INTERPRET": "1"} if device == "cpu" else {})
-    done = subprocess.run(
-        [sys.executable, str(CHECK), device], env=environment, capture_output=True, text=True, timeout=500
-    )
+    command = [sys.executable, str(HERE / f"{program}.py"), device]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
-    names = ("residual_norm", "swiglu", "head_lanes", "latent_lanes", "experts", "model")
+    names = CHECKS[program] + ("model",) * (program == "cluster_kernels_check" and device == "cuda")
     assert done.stdout.split("\n")[:-1] == [f"{name} ok" for name in names]
 
 
-def test_choice_of_kernels():
-    x = torch.randn(3)
-    assert kernels.chosen() == "torch"
+@pytest.mark.slow
+def test_vision_kernels_take_the_memory_that_is_counted_with():
+    """By the compiler, for a device that need not be there."""
+    pytest.importorskip("triton")
+    command = [sys.executable, str(HERE / "kernels_memory_check.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout == "clusters ok\nmlps ok\n"
+
+
+@pytest.fixture
+def _no_choice():
+    yield
+    kernels.use("auto")
+
+
+@pytest.fixture
+def cuda_tensor():
+    """A tensor on a CUDA device, without one: it has all but values."""
+    with FakeTensorMode():
+        return torch.empty(3, device="cuda", dtype=torch.bfloat16)
+
+
+@pytest.mark.usefixtures("_no_choice")
+def test_choice_of_kernels(cuda_tensor):
+    pytest.importorskip("triton")
+    assert kernels.chosen() == "auto"
     with pytest.raises(UsageError, match="did you mean 'triton'"):
         kernels.use("tritton")
-    try:
-        kernels.use("triton")
-        assert not kernels.serve(x), "on the CPU the kernels serve in the interpreter only"
-    finally:
-        kernels.use("torch")
+    for choice, served in (("triton", True), ("torch", False)):
+        kernels.use(choice)
+        assert kernels.chosen() == choice
+        assert kernels.serve(cuda_tensor) == served
+        assert not kernels.serve(torch.randn(3)), "on the CPU the kernels serve in the interpreter only"
+
+
+@pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="PyTorch was built without CUDA")
+def test_kernels_serve_a_cuda_device_unless_refused(cuda_tensor, monkeypatch):
+    pytest.importorskip("triton")
+    assert kernels.chosen() == "auto"
+    assert kernels.serve(cuda_tensor)
+    assert not kernels.serve(torch.randn(3))
+    assert not kernels.serve(cuda_tensor.double())
+    monkeypatch.setattr(kernels, "INTERPRETED", True)
+    assert not kernels.serve(torch.randn(3)), "the interpreter is a thing to ask for"
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    assert not kernels.serve(cuda_tensor), "an exported model runs without Triton"
+
+
+WITHOUT_TRITON = """
+import sys
+sys.modules["triton"] = None  # what an import finds where it is not installed
+import torch
+from torch._subclasses import FakeTensorMode
+from leafward.errors import LeafwardError
+from leafward.nn import kernels
+with FakeTensorMode():
+    assert not kernels.serve(torch.empty(3, device="cuda"))
+try:
+    kernels.use("triton")
+except LeafwardError as error:
+    print(kernels.chosen(), error)
+"""
+
+
+def test_without_triton_layers_are_plain_and_asking_for_it_says_so():
+    environment = {name: value for name, value in os.environ.items() if name != "LEAFWARD_KERNELS"}
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TRITON], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.startswith("auto ")
+    assert "triton" in done.stdout

@@ -82,6 +82,7 @@ def normed_mlp() -> None:
         (16, 128, False, torch.float32, 2e-5),
         (32, 64, True, torch.float32, 2e-5),
         (32, 256, True, HALF, 2e-2 if HALF is torch.bfloat16 else 4e-3),
+        (64, 128, False, torch.float16, 4e-3),
     ):
         shapes = [(width,), (width,), (hidden, width), (hidden,), (width, hidden), (width,), (width,)]
         weights = [
@@ -109,7 +110,7 @@ def normed_mlp() -> None:
 
 
 def block() -> None:
-    """A whole block by kernels, eager and compiled, against float64; with dropped paths and in a half type."""
+    """A whole block by kernels, eager and compiled, against plain torch; with dropped paths and in a half type."""
     for width, ratio in ((32, 8.0), (24, 4.0)):
         torch.manual_seed(1)
         layer = Block(ClusterMixer(width, 2, 16, Windows(side=4), 2, 2), width, ratio, 0.0, 0.5).to(DEVICE)
@@ -134,6 +135,27 @@ def block() -> None:
         assert error(half, results[0][0]) < 2e-2
         layer.drop_path = DropPath(1.0)
         assert torch.equal(layer.train()(x, layout), x), "all paths are dropped"
+
+
+def edges() -> None:
+    """Maps that lie otherwise in memory, of one place, and no images at all."""
+    layer = Block(ClusterMixer(32, 2, 16, Windows(side=4), 2, 2), 32, 8.0, 0.0, 0.5).to(DEVICE)
+    x, layout = torch.randn(2, 8, 8, 32, device=DEVICE), layer.mixer.layout(8, 8, torch.device(DEVICE))
+    seed = torch.randn_like(x)
+    apart = [t.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1) for t in (x, seed)]
+    found, exact = (gradients(lambda x: layer(x, layout), [x], seed) for x, seed in (apart, (x, seed)))
+    for one, two in zip(found, exact, strict=True):
+        assert error(one, two) < 1e-6
+    layer.zero_grad()
+    leaf = x[:0].clone().requires_grad_()
+    out = layer(leaf, layout)
+    out.sum().backward()
+    assert out.shape == leaf.grad.shape == (0, 8, 8, 32)
+    assert all(not p.grad.any() for p in layer.parameters())
+    w, b = torch.randn(32, device=DEVICE), torch.randn(32, device=DEVICE)
+    place = torch.randn(3, 1, 1, 32, device=DEVICE)
+    ours = kernels.image_norm(place, kernels.image_moments(place, 1e-5), w, b, torch.float32)
+    assert error(ours, exact_norm(place.double(), w, b, 1e-5)) < 1e-5
 
 
 def model() -> None:
@@ -191,8 +213,7 @@ def memory() -> None:
 
 
 if __name__ == "__main__":
-    kernels.prepare_vision()
-    for check in (image_norm, scaled_add, normed_mlp, block, model, memory):
+    for check in (image_norm, scaled_add, normed_mlp, block, edges, model, memory):
         torch.manual_seed(0)
         kernels.use("triton")
         check()

@@ -80,9 +80,11 @@ def from_pretrained(
     the shapes fit.
     """
     record = read_config(directory)
-    if check_base:
-        _check_base(record["base_model"], model, Path(directory))
     saved = record["base_model"]
+    foreign = foreign_base(saved, model) if check_base else None
+    if foreign is not None:
+        allow = "check_base=False, or leafward export --merged --base, takes it all the same"
+        raise UsageError(f"the adapter in {directory} {foreign}; {allow}")
     tensors = read_weights(Path(directory))
     attach(model, record["config"], name, base_model=saved["name"] or None, revision=saved["revision"] or None)
     adapter = adapters(model)[name]
@@ -117,9 +119,12 @@ def read_config(directory: PathLike) -> dict[str, Any]:
     return {**record, "base_model": base | known, "config": from_dict(cls, record["config"])}
 
 
-def _check_base(saved: dict[str, Any], model: nn.Module, directory: Path) -> None:
-    """The class and the weights must agree; where none were written down, the revision and the last part of the name
-    in their place, as far as both sides know them."""
+def foreign_base(saved: dict[str, Any], model: nn.Module) -> str | None:
+    """What tells `model` from the base that an adapter was `saved` with, in words; None if nothing does.
+
+    The class and the weights must agree; where none were written down, the revision and the last part of the name in
+    their place, as far as both sides know them.
+    """
     here = store_of(model).base if adapters(model) else identity(model)
     pairs = {"class": (saved["class"], here.kind)}
     if "weights" not in saved:
@@ -127,16 +132,14 @@ def _check_base(saved: dict[str, Any], model: nn.Module, directory: Path) -> Non
             "name": (Path(saved["name"]).name, Path(here.name).name),
             "revision": (saved["revision"], here.revision),
         }
-    allow = "check_base=False, or leafward export --merged --base, takes it all the same"
     for what, (wanted, got) in pairs.items():
         if wanted and got and wanted != got:
-            raise UsageError(
-                f"the adapter in {directory} belongs to a base model of {what} {wanted!r}, not {got!r}; {allow}"
-            )
+            return f"belongs to a base model of {what} {wanted!r}, not {got!r}"
     found = difference(saved, model) if "weights" in saved else None
-    if found is not None:
-        name = f" {saved['name']}" if saved["name"] else ""
-        raise UsageError(f"the adapter in {directory} belongs to another base model{name}: {found}; {allow}")
+    if found is None:
+        return None
+    name = f" {saved['name']}" if saved["name"] else ""
+    return f"belongs to another base model{name}: {found}"
 
 
 def read_weights(directory: Path) -> dict[str, Tensor]:

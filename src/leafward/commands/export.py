@@ -40,7 +40,9 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         base = args.base or record["base_model"]["name"]
         if not base:
             raise UsageError(f"the adapter in {source} does not name its base model; give it with --base")
-        _merge(source, base, args.to, check_base=args.base is None)
+        foreign = _merge(source, base, args.to, check_base=args.base is None)
+        if foreign is not None:
+            console.print(f"note: the adapter {foreign}; it was merged all the same, as --base asks", markup=False)
         console.print(f"wrote {base} with the adapter merged to {args.to}", markup=False)
         return {"out": str(args.to), "base_model": base, "method": record["method"], "merged": True}
     read_weights(source)  # a damaged file is refused here, and not only where it is put to use
@@ -59,12 +61,16 @@ def _adapter(target: Path, config: str) -> Path:
     raise DataError(f"{target} holds no adapter: there is neither {config} nor {ADAPTER}/{config} in it{whole}")
 
 
-def _merge(source: Path, base: str, to: Path, *, check_base: bool) -> None:
+def _merge(source: Path, base: str, to: Path, *, check_base: bool) -> str | None:
+    """Write `base` with the adapter; what tells it from the adapter's own base, where that is not refused."""
     from leafward.adapters import from_pretrained, load_encoder, merge
+    from leafward.adapters.io import foreign_base, read_config
 
     encoder = load_encoder(base)
+    foreign = foreign_base(read_config(source)["base_model"], encoder.model)
     merge(from_pretrained(encoder.model, source, check_base=check_base))
     encoder.save_pretrained(to)
+    return foreign
 
 
 def _copy(source: Path, to: Path) -> None:

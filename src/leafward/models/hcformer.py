@@ -68,7 +68,7 @@ class ImageNorm(nn.GroupNorm):
 
     def forward(self, x: Tensor, moments: Tensor | None = None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         dtype = working_dtype(x)
-        if not kernels.serve_vision(x):
+        if not kernels.serve(x):
             return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).to(dtype)
         moments = kernels.image_moments(x, self.eps) if moments is None else moments
         return kernels.image_norm(x, moments, self.weight, self.bias, dtype)
@@ -97,10 +97,9 @@ class Block(nn.Module):
         self.mlp = FeedForward(dim, int(dim * mlp_ratio))
         self.gamma1, self.gamma2 = (nn.Parameter(torch.full((dim,), layer_scale)) for _ in range(2))
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
-        kernels.prepare_vision()
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        if kernels.serve_vision(x):
+        if kernels.serve(x):
             return self._by_kernels(x, layout)
         x = torch.addcmul(x, self.drop_path(self.mixer(self.norm1(x), layout)), self.gamma1)
         return torch.addcmul(x, self.drop_path(self.mlp(self.norm2(x))), self.gamma2)
@@ -110,7 +109,7 @@ class Block(nn.Module):
         norm, dtype = self.norm2, working_dtype(x)
         x, moments = kernels.scaled_add(x, self.mixer(self.norm1(x), layout), self.gamma1, self._keep(x), norm.eps)
         width, hidden = self.mlp.fc2.weight.shape
-        if not kernels.mlp_fits(width, hidden, dtype):
+        if not kernels.mlp_fits(width, hidden, dtype, x.device):
             y = self.mlp(norm(x, moments))
             return kernels.scaled_add(x, y, self.gamma2, self._keep(x), norm.eps)[0]
         scale, first, second = (_pair(layer) for layer in (norm, self.mlp.fc1, self.mlp.fc2))
@@ -135,28 +134,17 @@ class Stage(nn.Module):
         self.downsample = nn.Identity() if dim_in is None else nn.Conv2d(dim_in, dim, 3, stride=2, padding=1)
         self.blocks = nn.ModuleList(blocks)
         self.grad_checkpointing = False
-        self._last: tuple[tuple[int, int, torch.device], Layout] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.downsample(x).permute(0, 2, 3, 1)
-        layout = self._layout(x)
+        mixer: ClusterMixer = self.blocks[0].mixer  # pyright: ignore[reportAssignmentType]
+        layout = mixer.layout(x.shape[1], x.shape[2], x.device)
         for block in self.blocks:
             if self.grad_checkpointing and self.training:
                 x = checkpoint(block, x, layout, use_reentrant=False)
             else:
                 x = block(x, layout)
         return x.permute(0, 3, 1, 2)
-
-    def _layout(self, x: Tensor) -> Layout:
-        """The layout of x, which is kept until another size comes: it takes a hundred small operations to make."""
-        mixer: ClusterMixer = self.blocks[0].mixer  # pyright: ignore[reportAssignmentType]
-        key = x.shape[1], x.shape[2], x.device
-        if torch.compiler.is_compiling() or type(x) is not Tensor:  # sizes or values that are not real
-            return mixer.layout(*key)
-        if self._last is None or self._last[0] != key:
-            with torch.inference_mode(False), torch.no_grad():  # what is kept must serve training too
-                self._last = key, mixer.layout(*key)
-        return self._last[1]
 
 
 class HCFormer(nn.Module):

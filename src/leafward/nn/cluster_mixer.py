@@ -177,10 +177,19 @@ class Layout(NamedTuple):
         return x.unflatten(2, (m, q)).unflatten(1, (n, p))
 
 
+def _passing(device: torch.device) -> bool:
+    """Whether what is made now must not be kept: while a call is traced tensors are not real, and while a CUDA graph
+    records it their memory is the graph's, and empty until that is replayed."""
+    if torch.compiler.is_compiling() or type(torch.empty(0, device=device)) is not Tensor:
+        return True
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 @functools.lru_cache(maxsize=16)
 def _kept_layout(
     height: int, width: int, windows: Windows, centres: int, global_centres: int, device: torch.device
 ) -> Layout:
+    """A layout takes a hundred small operations to make; four stages have one each for a size of the image."""
     with torch.inference_mode(False):  # what is made for inference could not serve training later
         return Layout.of(height, width, windows, centres, global_centres, device)
 
@@ -425,7 +434,6 @@ class ClusterMixer(nn.Module):
             similarity = LorentzSimilarity(dim, heads, head_dim, curvature, learn_curvature)
             return Clustering(dim, heads, head_dim, similarity)
 
-        kernels.prepare_vision()
         self.windows, self.centres, self.global_centres = windows, centres, global_centres
         self.patch_level = level("patch_geometry", patch_geometry)
         self.window_level = level("geometry", geometry) if global_centres else None
@@ -436,10 +444,7 @@ class ClusterMixer(nn.Module):
     def layout(self, height: int, width: int, device: torch.device) -> Layout:
         """The layout of H×W maps for `forward`; mixers with equal windows and centres can share one."""
         arguments = height, width, self.windows, self.centres, max(self.global_centres, 1), device
-        # Kept between calls, unless someone traces this one: their tensors are not of ours.
-        if torch.compiler.is_compiling() or type(torch.empty(0, device=device)) is not Tensor:
-            return Layout.of(*arguments)
-        return _kept_layout(*arguments)
+        return Layout.of(*arguments) if _passing(device) else _kept_layout(*arguments)
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         return self._mix_by_kernels(x, layout) if self._kernels_serve(x, layout) else self.mix(x, layout)[0]
@@ -459,13 +464,13 @@ class ClusterMixer(nn.Module):
         return layout.merge(self.proj(self.norm(mixed.flatten(3)))), assigned
 
     def _kernels_serve(self, x: Tensor, layout: Layout) -> bool:
-        if layout.places is not None or not isinstance(self.patch_level.similarity, CosineSimilarity):
-            return False
-        if torch.compiler.is_exporting():  # what is exported shall run without Triton
+        """Whether `_mix_by_kernels` can stand for `mix`."""
+        curved = isinstance(self.patch_level.similarity, LorentzSimilarity)
+        if curved or layout.places is not None or not kernels.serve(x):
             return False
         tokens = max(math.prod(layout.side), math.prod(layout.grid))
         centres = max(self.centres, self.global_centres) ** 2
-        return kernels.cluster_fits(tokens, centres, self.patch_level.head_dim) and kernels.serve_vision(x)
+        return kernels.cluster_fits(tokens, centres, self.patch_level.head_dim, working_dtype(x), x.device)
 
     def _mix_by_kernels(self, x: Tensor, layout: Layout) -> Tensor:
         """The output of `mix`, from the map as it lies, without padding."""

@@ -76,7 +76,7 @@ def _from_taxonomy(args: Args) -> list[Any]:
         return make(
             read_taxonomy(args.taxonomy),
             seed=args.seed,
-            caption=lambda name: template.format(readable(name)),
+            caption=lambda name: template.replace("{}", readable(name)),
             keep_root=args.keep_root,
             root=args.root,
         )

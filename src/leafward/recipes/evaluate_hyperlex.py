@@ -51,7 +51,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         scores = score(parts, found["text"], found["root"].view(-1), args.geometry or "euclidean")
     else:
         opened = open_target(args.target, args.device)
-        text = opened.encoder.encode_text([template.format(word) for word in words(parts)])
+        text = opened.encoder.encode_text([template.replace("{}", word) for word in words(parts)])
         scores = score(parts, text, opened.root([""])[0], args.geometry or opened.geometry, opened.c)
     return show(console, "hyperlex", args, scores, _numbers(scores))
 

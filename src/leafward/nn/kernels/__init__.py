@@ -1,17 +1,18 @@
 """Triton kernels for what the compiler does not fuse by itself, each beside a plain form of equal value.
 
     from leafward.nn import kernels
-    kernels.use("triton")        # or LEAFWARD_KERNELS=triton in the environment; "torch" for the plain forms
+    kernels.use("torch")         # or LEAFWARD_KERNELS=torch in the environment: the plain forms everywhere
 
-Without a choice, layers of language models take the plain forms, and those of vision the kernels on a CUDA device. A
-kernel serves float32 and half types on such a device, and on the CPU under TRITON_INTERPRET=1. The layers ask `serve`
-(`serve_vision`) and go on in plain torch where the answer is no. Each kernel is an operator of PyTorch with its own
-gradient, so a compiled graph keeps it whole.
+The choices are "auto", where kernels take what lies on a CUDA device if Triton is installed, "triton", which also says
+so if it is not, and "torch". A kernel serves float32 and half types; under "triton" with TRITON_INTERPRET=1 also on the
+CPU. The layers ask `serve` and go on in plain torch where the answer is no. Each kernel is an operator of PyTorch with
+its own gradient, so a compiled graph keeps it whole; what they do not have is a second derivative.
 """
 
 from __future__ import annotations
 
 import os
+import warnings
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -20,38 +21,38 @@ from torch import Tensor
 
 from leafward.errors import UsageError, nearest, require
 
-CHOICES = ("torch", "triton")
+CHOICES = ("auto", "triton", "torch")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether Triton runs in its interpreter, on the CPU: settled when the kernels are loaded."""
+_MODULES = ("residual_norm", "swiglu", "head_lanes", "latent_lanes", "experts", "image_norm", "mlp", "cluster")
 _SERVED = (torch.float32, torch.bfloat16, torch.float16)
-_VISION = ("_image_norm", "_mlp", "_cluster")
-_choice = "torch"
-_settled = False  # whether somebody has chosen
-_vision_ready = False
-
-
-def prepare_vision() -> None:
-    """Load the kernels of the vision layers where they can run, so that `serve_vision` may say yes."""
-    global _vision_ready
-    if not _vision_ready and (torch.cuda.is_available() or interpreted()) and find_spec("triton") is not None:
-        for name in _VISION:
-            import_module(f"leafward.nn.kernels.{name}")
-        _vision_ready = True
-
-
-def serve_vision(x: Tensor) -> bool:
-    """As `serve`, but kernels of the vision layers also take what lies on a CUDA device when nobody has chosen."""
-    return _vision_ready and (serve(x) if _settled else x.is_cuda and x.dtype in _SERVED)
+_MOST_TOKENS = 256  # of a tile, which is one program's work
+_choice = "auto"
+_loaded = False
 
 
 def use(which: str) -> None:
-    """Choose the plain forms or the kernels, for all layers from now on."""
-    global _choice, _settled
+    """Choose "auto", "triton" or "torch" for all layers from now on."""
+    global _choice
     if which not in CHOICES:
         raise UsageError(f"kernels are {which!r}; {nearest(which, CHOICES)}")
     if which == "triton":
         require("triton", "lm")
-        for name in ("_residual_norm", "_swiglu", "_head_lanes", "_latent_lanes", "_experts"):
-            import_module(f"leafward.nn.kernels.{name}")
-    _choice, _settled = which, True
+        _load()
+    elif which == "auto" and torch.backends.cuda.is_built() and find_spec("triton") is not None:
+        try:
+            _load()
+        except ImportError as error:
+            warnings.warn(f"Triton is installed but not usable, so layers run in plain torch: {error}", stacklevel=2)
+    _choice = which
+
+
+def _load() -> None:
+    """Import the kernels. That touches no device, so that the process can still fork and its children use one."""
+    global _loaded
+    for name in _MODULES:
+        import_module(f"leafward.nn.kernels._{name}")
+    _loaded = True
 
 
 def chosen() -> str:
@@ -59,13 +60,20 @@ def chosen() -> str:
 
 
 def serve(x: Tensor) -> bool:
-    """Whether kernels take `x`."""
-    return _choice == "triton" and x.dtype in _SERVED and (x.is_cuda or interpreted())
+    """Whether kernels take `x`. Not while a model is exported: what comes out shall run without Triton."""
+    if _choice == "torch" or not _loaded or x.dtype not in _SERVED or torch.compiler.is_exporting():
+        return False
+    return x.is_cuda or (INTERPRETED and _choice == "triton")
 
 
-def interpreted() -> bool:
-    """Whether Triton runs in its interpreter, on the CPU."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
+@torch.compiler.assume_constant_result
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that one program can have; the interpreter has no limit."""
+    if device.type != "cuda":
+        return 2**30
+    properties = torch.cuda.get_device_properties(device)
+    # AMD's devices have no more than the one that needs no asking for.
+    return getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
 
 
 def residual_norm(
@@ -130,10 +138,12 @@ def scaled_add(x: Tensor, y: Tensor, gamma: Tensor, keep: Tensor | None, eps: fl
     return torch.ops.leafward.scaled_add(x, y, gamma, keep, eps)
 
 
-def mlp_fits(width: int, hidden: int, dtype: torch.dtype) -> bool:
+def mlp_fits(width: int, hidden: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether `normed_mlp` takes maps of so many channels: tiles are powers of two, and wide ones fill a program, as
-    weights in float32 do."""
-    return width in (16, 32, 64, 128) and hidden % 64 == 0 and (dtype != torch.float32 or interpreted())
+    weights in float32 do. By the compiler for compute capability 9.0 it needs 1 KiB of shared memory a channel."""
+    if width not in (16, 32, 64, 128) or hidden % 64 or (dtype == torch.float32 and not INTERPRETED):
+        return False
+    return 1024 * width <= _shared_memory(device)
 
 
 def normed_mlp(
@@ -171,9 +181,22 @@ def latent_lanes(
     return q, k, v
 
 
-def cluster_fits(tokens: int, centres: int, head_dim: int) -> bool:
-    """Whether the kernels of the cluster mixer hold a problem of this size."""
-    return tokens <= 256 and centres <= 16 and head_dim <= 64
+def cluster_fits(tokens: int, centres: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the kernels of the cluster mixer hold windows of so many tokens and centres, or so many windows and
+    global centres."""
+    return centres <= 16 and head_dim <= 64 and tokens <= _most_tokens(head_dim, dtype.itemsize, device)
+
+
+@torch.compiler.assume_constant_result
+def _most_tokens(head_dim: int, itemsize: int, device: torch.device) -> int:
+    """Of a window, that fit the shared memory of a multiprocessor: a power of two.
+
+    The way back of `cluster_patches`, which needs the most, takes 5.2 to 6.9 times tokens · (channels + centres), by
+    the compiler for compute capability 9.0.
+    """
+    channels = max(16, 1 << (head_dim - 1).bit_length())
+    room = _shared_memory(device) // (7 * itemsize * (channels + 16))
+    return min(_MOST_TOKENS, 1 << room.bit_length() - 1)
 
 
 def cluster_patches(
@@ -190,5 +213,6 @@ def cluster_windows(e: Tensor, sharpness: Tensor, reach: Tensor | None, bias: Te
     return torch.ops.leafward.cluster_windows(e, sharpness, reach, bias)
 
 
-if "LEAFWARD_KERNELS" in os.environ:
-    use(os.environ["LEAFWARD_KERNELS"])
+# Here and not at a first call or in a constructor: the call may be traced, where nothing can be imported, and a model
+# that comes out of a file or from another process was constructed elsewhere.
+use(os.environ.get("LEAFWARD_KERNELS", "auto"))

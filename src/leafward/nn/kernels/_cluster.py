@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from leafward.nn.kernels import _cluster_patches, _cluster_windows
+from leafward.nn.kernels._launch import operator
 
 
-@torch.library.custom_op(
-    "leafward::cluster_patches",
-    mutates_args=(),
-    schema="(Tensor e, Tensor alpha, Tensor bias, SymInt rows, SymInt columns, int centres) -> (Tensor, Tensor)",
+@operator(
+    "cluster_patches",
+    "(Tensor e, Tensor alpha, Tensor bias, SymInt rows, SymInt columns, int centres) -> (Tensor, Tensor)",
 )
 def cluster_patches(e, alpha, bias, rows, columns, centres):
     return _cluster_patches.forward(e.contiguous(), alpha, bias.contiguous(), (rows, columns), centres)
@@ -23,10 +23,9 @@ def _(e, alpha, bias, rows, columns, centres):
     return out, e.new_empty(2, *e.shape[:-1], dtype=torch.float32)
 
 
-@torch.library.custom_op(
-    "leafward::cluster_patches_backward",
-    mutates_args=(),
-    schema="(Tensor e, Tensor alpha, Tensor bias, Tensor dout, Tensor dsums, SymInt rows, SymInt columns, int centres)"
+@operator(
+    "cluster_patches_backward",
+    "(Tensor e, Tensor alpha, Tensor bias, Tensor dout, Tensor dsums, SymInt rows, SymInt columns, int centres)"
     " -> (Tensor, Tensor, Tensor)",
 )
 def cluster_patches_backward(e, alpha, bias, dout, dsums, rows, columns, centres):
@@ -57,10 +56,9 @@ def _patches_back(ctx, dout, dsums):
 cluster_patches.register_autograd(_patches_back, setup_context=_keep_patches)
 
 
-@torch.library.custom_op(
-    "leafward::cluster_windows",
-    mutates_args=(),
-    schema="(Tensor e, Tensor sharpness, Tensor? reach, Tensor bias) -> Tensor",
+@operator(
+    "cluster_windows",
+    "(Tensor e, Tensor sharpness, Tensor? reach, Tensor bias) -> Tensor",
 )
 def cluster_windows(e, sharpness, reach, bias):
     return _cluster_windows.forward(e.contiguous(), sharpness, reach, bias.contiguous())
@@ -71,10 +69,9 @@ def _(e, sharpness, reach, bias):
     return e.new_empty(e.shape[0], bias.shape[2] * bias.shape[4], e.shape[-1] // 2)
 
 
-@torch.library.custom_op(
-    "leafward::cluster_windows_backward",
-    mutates_args=(),
-    schema="(Tensor e, Tensor sharpness, Tensor? reach, Tensor bias, Tensor dout) -> (Tensor, Tensor, Tensor, Tensor)",
+@operator(
+    "cluster_windows_backward",
+    "(Tensor e, Tensor sharpness, Tensor? reach, Tensor bias, Tensor dout) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def cluster_windows_backward(e, sharpness, reach, bias, dout):
     e, bias, dout = (tensor.contiguous() for tensor in (e, bias, dout))

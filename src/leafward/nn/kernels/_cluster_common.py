@@ -12,9 +12,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+SQUARE_FLOOR = tl.constexpr(1e-12)  # as in leafward.nn.cluster_mixer
+_LEAST = 16  # of each side of a matrix product
+
+
+def tile_sizes(tokens: int, centres: int, channels: int) -> dict[str, int]:
+    """Powers of two that hold a problem, and the warps to work on it."""
+    tall, wide, deep = (max(_LEAST, triton.next_power_of_2(size)) for size in (tokens, centres, channels))
+    return {"TALL": tall, "WIDE": wide, "DEEP": deep, "num_warps": max(1, min(8, tall * deep // 512))}
+
 
 @triton.jit
 def product(x, y, dtype: tl.constexpr):
+    """x y with factors in `dtype`: (n, k), (k, m) -> (n, m) in float32."""
     return tl.dot(x.to(dtype), y.to(dtype), input_precision="ieee")
 
 
@@ -27,6 +37,7 @@ def rows_of(ptr, start, exists, D: tl.constexpr, DEEP: tl.constexpr):
 
 @triton.jit
 def write_rows(ptr, start, exists, rows, D: tl.constexpr, DEEP: tl.constexpr):
+    """The inverse of `rows_of`."""
     lane = tl.arange(0, DEEP)
     mask = exists[:, None] & (lane < D)[None, :]
     tl.store(ptr + start[:, None] + lane[None, :], rows.to(ptr.dtype.element_ty), mask=mask)
@@ -34,7 +45,7 @@ def write_rows(ptr, start, exists, rows, D: tl.constexpr, DEEP: tl.constexpr):
 
 @triton.jit
 def shares(logits, together):
-    """Softmax over the centres of every token; a token without any gets nothing."""
+    """Softmax over the centres of every token (TALL, WIDE); a token without any gets nothing."""
     logits = tl.where(together, logits, -1e30)
     weights = tl.where(together, tl.exp(logits - tl.max(logits, axis=1)[:, None]), 0.0)
     total = tl.sum(weights, axis=1)
@@ -43,7 +54,8 @@ def shares(logits, together):
 
 @triton.jit
 def gathered(a, values, centres, dtype: tl.constexpr):
-    """v'_m = (v_m + Σ_n A_nm v_n)/(1 + Σ_n A_nm), and the denominator."""
+    """v'_m = (v_m + Σ_n A_nm v_n)/(1 + Σ_n A_nm), and the denominator: (TALL, WIDE), (TALL, DEEP), (WIDE, DEEP) ->
+    (WIDE, DEEP), (WIDE,)."""
     total = 1.0 + tl.sum(a, axis=0)
     return (centres + product(tl.trans(a), values, dtype)) / total[:, None], total
 

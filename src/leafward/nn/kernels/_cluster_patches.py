@@ -19,13 +19,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leafward.nn.kernels._cluster_common import exchange_back, gathered, product, rows_of, shares, write_rows
+from leafward.nn.kernels._cluster_common import (
+    SQUARE_FLOOR,
+    exchange_back,
+    gathered,
+    product,
+    rows_of,
+    shares,
+    tile_sizes,
+    write_rows,
+)
 from leafward.nn.kernels._launch import programs
 
 TILE_TOKENS, TILE_CENTRES = 64, 16
 """Small windows go together as long as they fit this."""
-_LEAST = 16  # of each side of a matrix product
-_SQUARE_FLOOR = tl.constexpr(1e-12)  # as in leafward.nn.cluster_mixer
 
 
 @triton.jit
@@ -35,7 +42,7 @@ def _tokens(
     """Tokens of a group of windows: index on the map, window in the group, row and column in it, whether it exists."""
     token = tl.arange(0, TALL)
     which, place = token // (P * Q), token % (P * Q)
-    if WINDOWS == 1:  # one division for all
+    if WINDOWS == 1:  # then the divisions below are one for all and not one for each token
         window, exists = group, which == 0
     else:
         window = group * WINDOWS + which
@@ -68,8 +75,8 @@ def _assigned(f, members, count, alpha, bias, together, dtype: tl.constexpr):
     """Assignments; inverse lengths of tokens and centres; directions of centres; f · direction."""
     centres = product(tl.trans(members), f, dtype) / count[:, None]
     wide = f.to(tl.float32)
-    rate = tl.rsqrt(tl.sum(wide * wide, axis=1) + _SQUARE_FLOOR)
-    centre_rate = tl.rsqrt(tl.sum(centres * centres, axis=1) + _SQUARE_FLOOR)
+    rate = tl.rsqrt(tl.sum(wide * wide, axis=1) + SQUARE_FLOOR)
+    centre_rate = tl.rsqrt(tl.sum(centres * centres, axis=1) + SQUARE_FLOOR)
     direction = centres * centre_rate[:, None]
     raw = product(f, tl.trans(direction), dtype)
     return shares(raw * (rate * alpha)[:, None] + bias, together), rate, centre_rate, direction, raw
@@ -155,11 +162,8 @@ def _sizes(e: Tensor, heads: int, side: tuple[int, int], centres: int) -> tuple[
     (p, q), d = side, channels // (2 * heads)
     down, across = height // p, width // q
     together = max(1, min(TILE_TOKENS // (p * q), TILE_CENTRES // centres**2))
-    tall, wide, deep = (
-        max(_LEAST, triton.next_power_of_2(size)) for size in (together * p * q, together * centres**2, d)
-    )
     fixed = {"P": p, "Q": q, "K": centres, "WINDOWS": together, "HEADS": heads, "D": d}
-    fixed |= {"TALL": tall, "WIDE": wide, "DEEP": deep, "num_warps": max(1, min(8, tall * deep // 512))}
+    fixed |= tile_sizes(together * p * q, together * centres**2, d)
     windows = batch * down * across
     return fixed, {"windows": windows, "tokens": batch * height * width, "down": down, "across": across}
 

@@ -23,11 +23,18 @@ import triton.language as tl
 from torch import Tensor
 
 from leafward.geometry.scalars import largest, tiny
-from leafward.nn.kernels._cluster_common import exchange_back, gathered, product, rows_of, shares, write_rows
+from leafward.nn.kernels._cluster_common import (
+    SQUARE_FLOOR,
+    exchange_back,
+    gathered,
+    product,
+    rows_of,
+    shares,
+    tile_sizes,
+    write_rows,
+)
 from leafward.nn.kernels._launch import programs
 
-_LEAST = 16  # of each side of a matrix product
-_SQUARE_FLOOR = tl.constexpr(1e-12)  # as in leafward.nn.cluster_mixer
 _FARTHEST = tl.constexpr(math.asinh(largest(torch.float32)))
 _TINY = tl.constexpr(tiny(torch.float32))
 
@@ -60,7 +67,7 @@ def _length(rows, LORENTZ: tl.constexpr):
     if LORENTZ:
         length = tl.sqrt(square)
         return length, tl.where(length > _TINY, 1.0 / tl.maximum(length, _TINY), 0.0)
-    return square, tl.rsqrt(square + _SQUARE_FLOOR)
+    return square, tl.rsqrt(square + SQUARE_FLOOR)
 
 
 @triton.jit
@@ -181,7 +188,8 @@ def _backward(
         dsimilar = sharpness * dlogits
         dlength, dcentre_length = tl.zeros((TALL,), tl.float32), tl.zeros((WIDE,), tl.float32)
         if LORENTZ:
-            steep = tl.sqrt(square * (1.0 + square))  # equal points: the root has gradient zero there
+            steep = tl.sqrt(square) * tl.sqrt(1.0 + square)  # apart, because the square of the square may overflow
+            # Equal points: the root has gradient zero there.
             dsquare = tl.where(square > 0.0, -0.5 * dsimilar / tl.where(steep > 0.0, steep, 1.0), 0.0)
             across_both, apart = _sinh(rho) * _sinh(sigma), 0.5 * _sinh(rho - sigma)
             drho = tl.sum(dsquare * (apart + _cosh(rho) * _sinh(sigma) * lateral), axis=1)
@@ -209,9 +217,8 @@ def _sizes(e: Tensor, bias: Tensor, lorentz: bool) -> tuple[dict[str, int | bool
     """Sizes that a kernel is made for, and those that it is given."""
     heads, k, down, _, across = bias.shape
     d = e.shape[-1] // (2 * heads)
-    tall, wide, deep = (max(_LEAST, triton.next_power_of_2(size)) for size in (down * across, k * k, d))
-    fixed = {"K": k, "HEADS": heads, "D": d, "LORENTZ": lorentz, "TALL": tall, "WIDE": wide, "DEEP": deep}
-    return fixed | {"num_warps": max(1, min(8, tall * deep // 512))}, {"down": down, "across": across}
+    fixed = {"K": k, "HEADS": heads, "D": d, "LORENTZ": lorentz} | tile_sizes(down * across, k * k, d)
+    return fixed, {"down": down, "across": across}
 
 
 def forward(e: Tensor, sharpness: Tensor, reach: Tensor | None, bias: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from leafward.nn.grouped import segment_sums
-from leafward.nn.kernels._launch import tile
+from leafward.nn.kernels._launch import operator, tile
 
 _CHUNK = 4
 """Rows of a program on the way back: neighbours share an expert, so its columns come from the nearest cache. Read for
@@ -108,11 +108,9 @@ def _swiglu_back_row(
     tl.store(dt_ptr + row, tl.sum(dgate * w_gate + dvalue * w_value, axis=0))
 
 
-@torch.library.custom_op(
-    "leafward::expert_swiglu",
-    mutates_args=(),
-    schema="(Tensor p, Tensor t, Tensor w, Tensor b, Tensor over, Tensor c, Tensor expert, Tensor ends)"
-    " -> (Tensor, Tensor)",
+@operator(
+    "expert_swiglu",
+    "(Tensor p, Tensor t, Tensor w, Tensor b, Tensor over, Tensor c, Tensor expert, Tensor ends) -> (Tensor, Tensor)",
 )
 def expert_swiglu(p, t, w, b, over, c, expert, ends):
     p, t, w, b, over, c = (x.contiguous() for x in (p, t, w, b, over, c))
@@ -133,10 +131,9 @@ def _(p, t, w, b, over, c, expert, ends):
     return _like_hidden(p)
 
 
-@torch.library.custom_op(
-    "leafward::expert_swiglu_backward",
-    mutates_args=(),
-    schema="(Tensor p, Tensor t, Tensor w, Tensor b, Tensor over, Tensor c, Tensor expert, Tensor dh, Tensor dt_h)"
+@operator(
+    "expert_swiglu_backward",
+    "(Tensor p, Tensor t, Tensor w, Tensor b, Tensor over, Tensor c, Tensor expert, Tensor dh, Tensor dt_h)"
     " -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def expert_swiglu_backward(p, t, w, b, over, c, expert, dh, dt_h):
@@ -294,10 +291,9 @@ def _shape(routed: Tensor, everywhere: Tensor, share: Tensor) -> dict[str, int]:
     return sizes | {"BLOCK": block, "num_warps": max(1, warps // 2)}
 
 
-@torch.library.custom_op(
-    "leafward::expert_combine",
-    mutates_args=(),
-    schema="(Tensor routed, Tensor everywhere, Tensor slot, Tensor share, float c) -> Tensor",
+@operator(
+    "expert_combine",
+    "(Tensor routed, Tensor everywhere, Tensor slot, Tensor share, float c) -> Tensor",
 )
 def expert_combine(routed, everywhere, slot, share, c):
     routed, everywhere, slot, share = (x.contiguous() for x in (routed, everywhere, slot, share))
@@ -316,11 +312,9 @@ def _(routed, everywhere, slot, share, c):
     return _like_token(routed, share)
 
 
-@torch.library.custom_op(
-    "leafward::expert_combine_backward",
-    mutates_args=(),
-    schema="(Tensor routed, Tensor everywhere, Tensor slot, Tensor share, Tensor dout, float c)"
-    " -> (Tensor, Tensor, Tensor)",
+@operator(
+    "expert_combine_backward",
+    "(Tensor routed, Tensor everywhere, Tensor slot, Tensor share, Tensor dout, float c) -> (Tensor, Tensor, Tensor)",
 )
 def expert_combine_backward(routed, everywhere, slot, share, dout, c):
     routed, everywhere, slot, share, dout = (x.contiguous() for x in (routed, everywhere, slot, share, dout))

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from leafward.nn.kernels._lanes_common import places, read_lanes_back, to_eights, write_lanes
-from leafward.nn.kernels._launch import programs, tile
+from leafward.nn.kernels._launch import operator, programs, tile
 
 
 @triton.jit
@@ -76,10 +76,9 @@ def _sizes(cos: Tensor, heads: int, kv_heads: int, d: int) -> dict[str, int]:
     return sizes | {"TALL": tall, "WIDE": wide, "num_warps": warps}
 
 
-@torch.library.custom_op(
-    "leafward::head_lanes",
-    mutates_args=(),
-    schema="(Tensor product, Tensor bias, Tensor t, Tensor time_weight, Tensor cos, Tensor sin, Tensor scale,"
+@operator(
+    "head_lanes",
+    "(Tensor product, Tensor bias, Tensor t, Tensor time_weight, Tensor cos, Tensor sin, Tensor scale,"
     " int heads, int kv_heads, float c) -> (Tensor, Tensor, Tensor)",
 )
 def head_lanes(product, bias, t, time_weight, cos, sin, scale, heads, kv_heads, c):
@@ -104,10 +103,9 @@ def _(product, bias, t, time_weight, cos, sin, scale, heads, kv_heads, c):
     return _like(product, heads, kv_heads)
 
 
-@torch.library.custom_op(
-    "leafward::head_lanes_backward",
-    mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, Tensor dq, Tensor dk, Tensor dv, Tensor bias, Tensor t, Tensor time_weight,"
+@operator(
+    "head_lanes_backward",
+    "(Tensor q, Tensor k, Tensor v, Tensor dq, Tensor dk, Tensor dv, Tensor bias, Tensor t, Tensor time_weight,"
     " Tensor cos, Tensor sin, Tensor scale) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def head_lanes_backward(q, k, v, dq, dk, dv, bias, t, time_weight, cos, sin, scale):

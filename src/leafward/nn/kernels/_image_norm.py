@@ -13,12 +13,14 @@ while z is at hand, so that the norm reads z once.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from leafward.nn.kernels._launch import tile
+from leafward.nn.kernels._launch import operator, tile
 
 
 def tile_rows(width: int) -> int:
@@ -27,39 +29,39 @@ def tile_rows(width: int) -> int:
 
 
 @triton.jit
-def _tile(places, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _tile(places, tiles, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Image, lanes, where a program's tile lies in a map, and which of it there is."""
-    image = tl.program_id(1).to(tl.int64)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    image = (tl.program_id(0) // tiles).to(tl.int64)
+    row = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS)
     lane = tl.arange(0, BLOCK)
     at = (image * places + row)[:, None] * WIDTH + lane[None, :]
     return image, lane, at, (row < places)[:, None] & (lane < WIDTH)[None, :]
 
 
 @triton.jit
-def _keep_tile_moments(x, inside, part_ptr, image, places, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+def _keep_tile_moments(x, inside, part_ptr, places, tiles, WIDTH: tl.constexpr, ROWS: tl.constexpr):
     """Mean and sum of squares about it of one tile."""
-    count = tl.minimum(places - tl.program_id(0) * ROWS, ROWS) * WIDTH
+    count = tl.minimum(places - tl.program_id(0) % tiles * ROWS, ROWS) * WIDTH
     mean = tl.sum(tl.sum(tl.where(inside, x, 0.0), axis=1), axis=0) / count
     away = tl.where(inside, x - mean, 0.0)
-    to = part_ptr + (image * tl.num_programs(0) + tl.program_id(0)) * 2
+    to = part_ptr + tl.program_id(0) * 2
     tl.store(to, mean)
     tl.store(to + 1, tl.sum(tl.sum(away * away, axis=1), axis=0))
 
 
 @triton.jit
-def _tile_moments(x_ptr, part_ptr, places, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    image, _, at, inside = _tile(places, WIDTH, ROWS, BLOCK)
+def _tile_moments(x_ptr, part_ptr, places, tiles, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    _, _, at, inside = _tile(places, tiles, WIDTH, ROWS, BLOCK)
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    _keep_tile_moments(x, inside, part_ptr, image, places, WIDTH, ROWS)
+    _keep_tile_moments(x, inside, part_ptr, places, tiles, WIDTH, ROWS)
 
 
 @triton.jit
 def _add(
-    x_ptr, y_ptr, gamma_ptr, keep_ptr, z_ptr, part_ptr, places,
+    x_ptr, y_ptr, gamma_ptr, keep_ptr, z_ptr, part_ptr, places, tiles,
     KEEP: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    image, lane, at, inside = _tile(places, WIDTH, ROWS, BLOCK)
+    image, lane, at, inside = _tile(places, tiles, WIDTH, ROWS, BLOCK)
     scale = tl.load(gamma_ptr + lane, mask=lane < WIDTH, other=0.0).to(tl.float32)
     if KEEP:
         scale *= tl.load(keep_ptr + image).to(tl.float32)
@@ -67,7 +69,7 @@ def _add(
     y = tl.load(y_ptr + at, mask=inside, other=0.0).to(tl.float32)
     z = (x + scale[None, :] * y).to(z_ptr.dtype.element_ty)
     tl.store(z_ptr + at, z, mask=inside)
-    _keep_tile_moments(z.to(tl.float32), inside, part_ptr, image, places, WIDTH, ROWS)
+    _keep_tile_moments(z.to(tl.float32), inside, part_ptr, places, tiles, WIDTH, ROWS)
 
 
 @triton.jit
@@ -88,9 +90,10 @@ def _join(part_ptr, moments_ptr, places, tiles, eps, WIDTH: tl.constexpr, ROWS: 
 
 @triton.jit
 def _apply(
-    x_ptr, moments_ptr, w_ptr, b_ptr, h_ptr, places, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr, moments_ptr, w_ptr, b_ptr, h_ptr, places, tiles,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    image, lane, at, inside = _tile(places, WIDTH, ROWS, BLOCK)
+    image, lane, at, inside = _tile(places, tiles, WIDTH, ROWS, BLOCK)
     mean, rate = tl.load(moments_ptr + image * 2), tl.load(moments_ptr + image * 2 + 1)
     w = tl.load(w_ptr + lane, mask=lane < WIDTH, other=0.0).to(tl.float32)
     b = tl.load(b_ptr + lane, mask=lane < WIDTH, other=0.0).to(tl.float32)
@@ -101,18 +104,18 @@ def _apply(
 
 @triton.jit
 def _sums(
-    x_ptr, moments_ptr, w_ptr, dh_ptr, part_ptr, dw_ptr, db_ptr, places,
+    x_ptr, moments_ptr, w_ptr, dh_ptr, part_ptr, dw_ptr, db_ptr, places, tiles,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """What a tile adds to Σ ∂h w and Σ ∂h w x̂ of its image, and to the gradients of w and b."""
-    image, lane, at, inside = _tile(places, WIDTH, ROWS, BLOCK)
+    image, lane, at, inside = _tile(places, tiles, WIDTH, ROWS, BLOCK)
     mean, rate = tl.load(moments_ptr + image * 2), tl.load(moments_ptr + image * 2 + 1)
     w = tl.load(w_ptr + lane, mask=lane < WIDTH, other=0.0).to(tl.float32)
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
     dh = tl.load(dh_ptr + at, mask=inside, other=0.0).to(tl.float32)
     db = tl.sum(dh, axis=0)
     dw = tl.sum(dh * ((x - mean) * rate), axis=0)
-    program = image * tl.num_programs(0) + tl.program_id(0)
+    program = tl.program_id(0).to(tl.int64)
     tl.store(part_ptr + program * 2, tl.sum(db * w, axis=0))
     tl.store(part_ptr + program * 2 + 1, tl.sum(dw * w, axis=0))
     tl.store(dw_ptr + program * WIDTH + lane, dw, mask=lane < WIDTH)
@@ -124,7 +127,7 @@ def _backward(
     x_ptr, moments_ptr, w_ptr, dh_ptr, part_ptr, dz_ptr, dx_ptr, places, tiles,
     ADD: tl.constexpr, TILES: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    image, lane, at, inside = _tile(places, WIDTH, ROWS, BLOCK)
+    image, lane, at, inside = _tile(places, tiles, WIDTH, ROWS, BLOCK)
     mean, rate = tl.load(moments_ptr + image * 2), tl.load(moments_ptr + image * 2 + 1)
     index = tl.arange(0, TILES)
     part = part_ptr + (image * tiles + index) * 2
@@ -141,52 +144,52 @@ def _backward(
 
 @triton.jit
 def _add_backward(
-    y_ptr, gamma_ptr, keep_ptr, dz_ptr, dy_ptr, dgamma_ptr, places,
+    y_ptr, gamma_ptr, keep_ptr, dz_ptr, dy_ptr, dgamma_ptr, places, tiles,
     KEEP: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    image, lane, at, inside = _tile(places, WIDTH, ROWS, BLOCK)
+    image, lane, at, inside = _tile(places, tiles, WIDTH, ROWS, BLOCK)
     gamma = tl.load(gamma_ptr + lane, mask=lane < WIDTH, other=0.0).to(tl.float32)
     dz = tl.load(dz_ptr + at, mask=inside, other=0.0).to(tl.float32)
     if KEEP:
         dz *= tl.load(keep_ptr + image).to(tl.float32)
     y = tl.load(y_ptr + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(dy_ptr + at, (gamma[None, :] * dz).to(dy_ptr.dtype.element_ty), mask=inside)
-    program = image * tl.num_programs(0) + tl.program_id(0)
+    program = tl.program_id(0).to(tl.int64)
     tl.store(dgamma_ptr + program * WIDTH + lane, tl.sum(dz * y, axis=0), mask=lane < WIDTH)
 
 
 class Tiles:
-    """How a map (B, ..., C) is cut, and what every kernel on its tiles is launched with."""
+    """How a map (B, ..., C) is cut into tiles: `grid` has one program for each, those of an image side by side."""
 
     def __init__(self, x: Tensor) -> None:
         self.images, self.width = x.shape[0], x.shape[-1]
-        self.places = x[0].numel() // self.width
-        rows = tile_rows(self.width)
-        self.count = triton.cdiv(self.places, rows)
-        self.grid = self.count, self.images
-        (_, block), warps = tile(rows, self.width)
-        self.sizes = {"WIDTH": self.width, "ROWS": rows, "BLOCK": block}
-        self.warps = {"num_warps": min(8, warps)}
-        self.all = {"TILES": triton.next_power_of_2(self.count)}
+        self.places = math.prod(x.shape[1:-1])
+        self.rows = tile_rows(self.width)
+        self.count = triton.cdiv(self.places, self.rows)
+        self.grid = (self.images * self.count,)
+        (_, block), warps = tile(self.rows, self.width)
+        self.given = {"places": self.places, "tiles": self.count, "WIDTH": self.width, "ROWS": self.rows}
+        self.given |= {"BLOCK": block, "num_warps": min(8, warps)}
+        self.all = triton.next_power_of_2(self.count)
 
     def parts(self, like: Tensor, *columns: int) -> list[Tensor]:
         """Room in float32 for numbers that every tile gives."""
-        programs = self.images * self.count
-        return [like.new_empty(programs, column, dtype=torch.float32) for column in columns]
+        return [like.new_empty(*self.grid, column, dtype=torch.float32) for column in columns]
 
     def join(self, part: Tensor, eps: float) -> Tensor:
+        """Moments (B, 2) of the images from those of the tiles."""
         moments = part.new_empty(self.images, 2)
-        sizes = {"WIDTH": self.width, "ROWS": self.sizes["ROWS"]} | self.all
+        sizes = {"WIDTH": self.width, "ROWS": self.rows, "TILES": self.all}
         _join[(self.images,)](part, moments, self.places, self.count, eps, num_warps=1, **sizes)
         return moments
 
 
-@torch.library.custom_op("leafward::image_moments", mutates_args=(), schema="(Tensor x, float eps) -> Tensor")
+@operator("image_moments", "(Tensor x, float eps) -> Tensor")
 def image_moments(x, eps):
     x = x.contiguous()
     tiles = Tiles(x)
     (part,) = tiles.parts(x, 2)
-    _tile_moments[tiles.grid](x, part, tiles.places, **tiles.sizes, **tiles.warps)
+    _tile_moments[tiles.grid](x, part, **tiles.given)
     return tiles.join(part, eps)
 
 
@@ -203,15 +206,14 @@ def _no_gradient(ctx, grad):
 image_moments.register_autograd(_no_gradient)
 
 
-@torch.library.custom_op(
-    "leafward::image_norm",
-    mutates_args=(),
-    schema="(Tensor x, Tensor moments, Tensor weight, Tensor bias, ScalarType dtype) -> Tensor",
+@operator(
+    "image_norm",
+    "(Tensor x, Tensor moments, Tensor weight, Tensor bias, ScalarType dtype) -> Tensor",
 )
 def image_norm(x, moments, weight, bias, dtype):
     x = x.contiguous()
     tiles, h = Tiles(x), torch.empty_like(x, dtype=dtype)
-    _apply[tiles.grid](x, moments, weight, bias, h, tiles.places, **tiles.sizes, **tiles.warps)
+    _apply[tiles.grid](x, moments, weight, bias, h, **tiles.given)
     return h
 
 
@@ -220,10 +222,9 @@ def _(x, moments, weight, bias, dtype):
     return x.new_empty(x.shape, dtype=dtype)
 
 
-@torch.library.custom_op(
-    "leafward::image_norm_backward",
-    mutates_args=(),
-    schema="(Tensor x, Tensor moments, Tensor weight, Tensor dh) -> (Tensor, Tensor, Tensor)",
+@operator(
+    "image_norm_backward",
+    "(Tensor x, Tensor moments, Tensor weight, Tensor dh) -> (Tensor, Tensor, Tensor)",
 )
 def image_norm_backward(x, moments, weight, dh):
     return norm_backward(x.contiguous(), moments, weight, dh.contiguous(), None)
@@ -233,9 +234,9 @@ def norm_backward(x: Tensor, moments: Tensor, weight: Tensor, dh: Tensor, dz: Te
     """Gradients of x, weight and bias; `dz` is what reaches x beside the norm."""
     tiles, dx = Tiles(x), torch.empty_like(x)
     part, dw, db = tiles.parts(x, 2, tiles.width, tiles.width)
-    _sums[tiles.grid](x, moments, weight, dh, part, dw, db, tiles.places, **tiles.sizes, **tiles.warps)
-    sizes = tiles.sizes | tiles.all | tiles.warps
-    _backward[tiles.grid](x, moments, weight, dh, part, dz, dx, tiles.places, tiles.count, ADD=dz is not None, **sizes)
+    _sums[tiles.grid](x, moments, weight, dh, part, dw, db, **tiles.given)
+    kinds = {"ADD": dz is not None, "TILES": tiles.all}
+    _backward[tiles.grid](x, moments, weight, dh, part, dz, dx, **kinds, **tiles.given)
     return dx, dw.sum(dim=0).to(weight.dtype), db.sum(dim=0).to(weight.dtype)
 
 
@@ -256,17 +257,15 @@ def _norm_gradient(ctx, dh):
 image_norm.register_autograd(_norm_gradient, setup_context=_norm_setup)
 
 
-@torch.library.custom_op(
-    "leafward::scaled_add",
-    mutates_args=(),
-    schema="(Tensor x, Tensor y, Tensor gamma, Tensor? keep, float eps) -> (Tensor, Tensor)",
+@operator(
+    "scaled_add",
+    "(Tensor x, Tensor y, Tensor gamma, Tensor? keep, float eps) -> (Tensor, Tensor)",
 )
 def scaled_add(x, y, gamma, keep, eps):
     x, y = x.contiguous(), y.contiguous()
     tiles, z = Tiles(x), torch.empty_like(x, dtype=torch.promote_types(x.dtype, gamma.dtype))
     (part,) = tiles.parts(x, 2)
-    sizes = tiles.sizes | tiles.warps
-    _add[tiles.grid](x, y, gamma, keep, z, part, tiles.places, KEEP=keep is not None, **sizes)
+    _add[tiles.grid](x, y, gamma, keep, z, part, KEEP=keep is not None, **tiles.given)
     return z, tiles.join(part, eps)
 
 
@@ -276,17 +275,15 @@ def _(x, y, gamma, keep, eps):
     return z, x.new_empty(x.shape[0], 2, dtype=torch.float32)
 
 
-@torch.library.custom_op(
-    "leafward::scaled_add_backward",
-    mutates_args=(),
-    schema="(Tensor y, Tensor gamma, Tensor? keep, Tensor dz) -> (Tensor, Tensor)",
+@operator(
+    "scaled_add_backward",
+    "(Tensor y, Tensor gamma, Tensor? keep, Tensor dz) -> (Tensor, Tensor)",
 )
 def scaled_add_backward(y, gamma, keep, dz):
     y, dz = y.contiguous(), dz.contiguous()
     tiles, dy = Tiles(y), torch.empty_like(y)
     (dgamma,) = tiles.parts(y, tiles.width)
-    sizes = tiles.sizes | tiles.warps
-    _add_backward[tiles.grid](y, gamma, keep, dz, dy, dgamma, tiles.places, KEEP=keep is not None, **sizes)
+    _add_backward[tiles.grid](y, gamma, keep, dz, dy, dgamma, KEEP=keep is not None, **tiles.given)
     return dy, dgamma.sum(dim=0).to(gamma.dtype)
 
 

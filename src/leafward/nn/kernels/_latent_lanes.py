@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from leafward.nn.kernels._lanes_common import places, read_lanes_back, to_eights, write_lanes
-from leafward.nn.kernels._launch import programs, tile
+from leafward.nn.kernels._launch import operator, programs, tile
 
 
 @triton.jit
@@ -88,10 +88,9 @@ def _lanes(heads: int, widths: tuple[int, int], rope: int) -> int:
     return to_eights(max(d + 3, widths[1] // heads - d + rope + 2))
 
 
-@torch.library.custom_op(
-    "leafward::latent_lanes",
-    mutates_args=(),
-    schema="(Tensor product, Tensor bias, Tensor t, Tensor time_weight, Tensor latent_product, Tensor latent_bias,"
+@operator(
+    "latent_lanes",
+    "(Tensor product, Tensor bias, Tensor t, Tensor time_weight, Tensor latent_product, Tensor latent_bias,"
     " Tensor latent_t, Tensor latent_time_weight, Tensor k_rope, Tensor cos, Tensor sin, Tensor scale,"
     " int heads, float c) -> (Tensor, Tensor, Tensor)",
 )
@@ -125,10 +124,9 @@ def _(
     return _like(product, latent_product, k_rope, heads)
 
 
-@torch.library.custom_op(
-    "leafward::latent_lanes_backward",
-    mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, Tensor dq, Tensor dk, Tensor dv, Tensor bias, Tensor t, Tensor time_weight,"
+@operator(
+    "latent_lanes_backward",
+    "(Tensor q, Tensor k, Tensor v, Tensor dq, Tensor dk, Tensor dv, Tensor bias, Tensor t, Tensor time_weight,"
     " Tensor latent_bias, Tensor latent_t, Tensor latent_time_weight, Tensor cos, Tensor sin, Tensor scale, int rope)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
+from torch.library import CustomOpDef
 
 ROWS_PER_UNIT = 8
 """Programs per multiprocessor in kernels that go over many rows each."""
@@ -24,3 +28,20 @@ def programs(x: Tensor, rows: int) -> int:
     """How many programs share `rows`, each adding up its own part of a parameter's gradient."""
     units = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
     return min(rows, ROWS_PER_UNIT * units)
+
+
+def operator(name: str, schema: str) -> Callable[[Callable[..., Any]], CustomOpDef]:
+    """Makes a function that launches kernels the operator leafward::NAME of PyTorch.
+
+    It runs with the device of its first argument as the current one: Triton launches there, wherever the tensors lie.
+    """
+
+    def define(function: Callable[..., Any]) -> CustomOpDef:
+        @functools.wraps(function)
+        def there(x: Tensor, *others: Any) -> Any:
+            with torch.cuda.device_of(x):
+                return function(x, *others)
+
+        return torch.library.custom_op(f"leafward::{name}", there, mutates_args=(), schema=schema)
+
+    return define

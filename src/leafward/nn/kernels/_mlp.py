@@ -15,12 +15,15 @@ keep, being many times as wide as x.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from leafward.nn.kernels._image_norm import norm_backward
-from leafward.nn.kernels._launch import programs
+from leafward.nn.kernels._launch import operator, programs
 
 _ROWS = 64
 _SHORT_ROWS = 32  # where two accumulators stay in registers
@@ -151,27 +154,27 @@ def _backward_chunk(
         tl.store(total_ptr + share * WIDTH + lane, total)
 
 
-@torch.library.custom_op(
-    "leafward::normed_mlp",
-    mutates_args=(),
-    schema="(Tensor x, Tensor moments, Tensor norm_w, Tensor norm_b, Tensor w1, Tensor b1, Tensor w2, Tensor b2,"
+@operator(
+    "normed_mlp",
+    "(Tensor x, Tensor moments, Tensor norm_w, Tensor norm_b, Tensor w1, Tensor b1, Tensor w2, Tensor b2,"
     " Tensor gamma, Tensor? keep, ScalarType dtype) -> Tensor",
 )
 def normed_mlp(x, moments, norm_w, norm_b, w1, b1, w2, b2, gamma, keep, dtype):
     x, w1, w2 = x.contiguous(), w1.to(dtype).contiguous(), w2.to(dtype).contiguous()
     z = torch.empty_like(x, dtype=torch.promote_types(x.dtype, gamma.dtype))
-    rows, sizes = _sizes(x, w1, keep)
-    grid = (triton.cdiv(rows, _ROWS),)
-    places = rows // len(x)
-    _forward[grid](x, moments, norm_w, norm_b, w1, b1, w2, b2, gamma, keep, z, rows, places, ROWS=_ROWS, **sizes)
+    rows, given = _given(x, w1, keep)
+    _forward[(triton.cdiv(rows, _ROWS),)](
+        x, moments, norm_w, norm_b, w1, b1, w2, b2, gamma, keep, z, ROWS=_ROWS, **given
+    )
     return z
 
 
-def _sizes(x, w1, keep) -> tuple[int, dict[str, int | bool]]:
-    """Rows of x, and what all three kernels are made for."""
-    width, hidden = x.shape[-1], len(w1)
-    sizes = {"WIDTH": width, "HIDDEN": hidden, "CHUNK": _CHUNK, "num_warps": 4 if width < 128 else 8}
-    return x.numel() // width, {"KEEP": keep is not None} | sizes
+def _given(x: Tensor, w1: Tensor, keep: Tensor | None) -> tuple[int, dict[str, int | bool]]:
+    """Rows of x, and what all three kernels are given beside tensors."""
+    width, places = x.shape[-1], math.prod(x.shape[1:-1])
+    rows = len(x) * places
+    sizes = {"WIDTH": width, "HIDDEN": len(w1), "CHUNK": _CHUNK, "num_warps": 4 if width < 128 else 8}
+    return rows, {"rows": rows, "places": places, "KEEP": keep is not None} | sizes
 
 
 @normed_mlp.register_fake
@@ -179,26 +182,24 @@ def _(x, moments, norm_w, norm_b, w1, b1, w2, b2, gamma, keep, dtype):
     return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, gamma.dtype))
 
 
-@torch.library.custom_op(
-    "leafward::normed_mlp_backward",
-    mutates_args=(),
-    schema="(Tensor x, Tensor moments, Tensor norm_w, Tensor norm_b, Tensor w1, Tensor b1, Tensor w2, Tensor b2,"
+@operator(
+    "normed_mlp_backward",
+    "(Tensor x, Tensor moments, Tensor norm_w, Tensor norm_b, Tensor w1, Tensor b1, Tensor w2, Tensor b2,"
     " Tensor gamma, Tensor? keep, ScalarType dtype, Tensor dz)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def normed_mlp_backward(x, moments, norm_w, norm_b, w1, b1, w2, b2, gamma, keep, dtype, dz):
     x, dz = x.contiguous(), dz.contiguous()
     first, second = w1.to(dtype).contiguous(), w2.to(dtype).contiguous()
-    rows, sizes = _sizes(x, w1, keep)
-    places, chunks = rows // len(x), len(w1) // _CHUNK
-    given = x, moments, norm_w, norm_b, first, b1, second, gamma, keep, dz
+    rows, given = _given(x, w1, keep)
+    chunks = len(w1) // _CHUNK
+    tensors = x, moments, norm_w, norm_b, first, b1, second, gamma, keep, dz
     dnormed = torch.empty_like(x, dtype=dtype)
-    _backward_rows[(triton.cdiv(rows, _ROWS),)](*given, dnormed, rows, places, ROWS=_ROWS, **sizes)
+    _backward_rows[(triton.cdiv(rows, _ROWS),)](*tensors, dnormed, ROWS=_ROWS, **given)
     shares = max(1, programs(x, triton.cdiv(rows, _SHORT_ROWS)) // (2 * chunks))
     dw1, s = (x.new_empty(shares, *w1.shape, dtype=torch.float32) for _ in range(2))
     db1, total = (x.new_empty(shares, size, dtype=torch.float32) for size in w1.shape)
-    sizes |= {"ROWS": _SHORT_ROWS, "num_stages": 2}
-    _backward_chunk[(chunks, shares)](*given, dw1, db1, s, total, rows, places, **sizes)
+    _backward_chunk[(chunks, shares)](*tensors, dw1, db1, s, total, ROWS=_SHORT_ROWS, num_stages=2, **given)
     dx, dnorm_w, dnorm_b = norm_backward(x, moments, norm_w, dnormed, dz)
     dw1, db1, s, total = (part.sum(dim=0) for part in (dw1, db1, s.mT, total))
     dgamma = torch.linalg.vecdot(s, w2.float()) + b2 * total

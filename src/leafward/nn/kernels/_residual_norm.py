@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leafward.nn.kernels._launch import programs, tile
+from leafward.nn.kernels._launch import operator, programs, tile
 
 
 @triton.jit
@@ -107,10 +107,9 @@ def _backward(
     tl.store(dgain_ptr + program * WIDTH + lane, dgain, mask=inside)
 
 
-@torch.library.custom_op(
-    "leafward::residual_norm",
-    mutates_args=(),
-    schema="(Tensor x, Tensor y, Tensor log_weight, Tensor gain, float scale, float eps, float c, ScalarType dtype)"
+@operator(
+    "residual_norm",
+    "(Tensor x, Tensor y, Tensor log_weight, Tensor gain, float scale, float eps, float c, ScalarType dtype)"
     " -> (Tensor, Tensor, Tensor)",
 )
 def residual_norm(x, y, log_weight, gain, scale, eps, c, dtype):
@@ -133,10 +132,9 @@ def _(x, y, log_weight, gain, scale, eps, c, dtype):
     return _like(x.contiguous(), dtype)
 
 
-@torch.library.custom_op(
-    "leafward::residual_norm_backward",
-    mutates_args=(),
-    schema="(Tensor x, Tensor y, Tensor log_weight, Tensor gain, Tensor dz, Tensor dh, Tensor dt, float scale,"
+@operator(
+    "residual_norm_backward",
+    "(Tensor x, Tensor y, Tensor log_weight, Tensor gain, Tensor dz, Tensor dh, Tensor dt, float scale,"
     " float eps, float c) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def residual_norm_backward(x, y, log_weight, gain, dz, dh, dt, scale, eps, c):

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leafward.nn.kernels._launch import programs, tile
+from leafward.nn.kernels._launch import operator, programs, tile
 
 
 @triton.jit
@@ -78,10 +78,9 @@ def _backward(
     tl.store(dw_ptr + part + HIDDEN + lane, dw_value, mask=inside)
 
 
-@torch.library.custom_op(
-    "leafward::swiglu_lift",
-    mutates_args=(),
-    schema="(Tensor product, Tensor bias, Tensor t, Tensor time_weight, float c) -> (Tensor, Tensor)",
+@operator(
+    "swiglu_lift",
+    "(Tensor product, Tensor bias, Tensor t, Tensor time_weight, float c) -> (Tensor, Tensor)",
 )
 def swiglu_lift(product, bias, t, time_weight, c):
     product, t = product.contiguous(), t.contiguous()
@@ -103,10 +102,9 @@ def _(product, bias, t, time_weight, c):
     return _like(product)
 
 
-@torch.library.custom_op(
-    "leafward::swiglu_lift_backward",
-    mutates_args=(),
-    schema="(Tensor product, Tensor bias, Tensor t, Tensor time_weight, Tensor dh, Tensor dt_h, float c)"
+@operator(
+    "swiglu_lift_backward",
+    "(Tensor product, Tensor bias, Tensor t, Tensor time_weight, Tensor dh, Tensor dt_h, float c)"
     " -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def swiglu_lift_backward(product, bias, t, time_weight, dh, dt_h, c):

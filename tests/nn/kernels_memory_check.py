@@ -1,0 +1,66 @@
+"""The shared memory that the vision kernels take, by the compiler for a device that need not be there, as a program.
+
+python kernels_memory_check.py
+"""
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from leafward.nn import kernels
+from leafward.nn.kernels import _cluster_patches, _cluster_windows
+
+TAKEN: list[int] = []
+"""Bytes of every kernel that was launched."""
+
+
+class Absent:
+    """What Triton asks a device when it compiles for it: compute capability 9.0, 32 threads a warp."""
+
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+    get_current_device = staticmethod(lambda: 0)
+    get_current_stream = staticmethod(lambda device: 0)
+
+
+def compile_only(self, *arguments, warmup, compiled=JITFunction.run, **options):
+    TAKEN.append(compiled(self, *arguments, warmup=True, **options).metadata.shared)
+
+
+def clusters() -> None:
+    """`cluster_fits` counts with seven times tokens · (channels + 16)."""
+    for side, tokens, d, dtype in (
+        (7, 64, 32, torch.float32),
+        (7, 64, 64, torch.bfloat16),
+        (16, 256, 32, torch.bfloat16),
+    ):
+        e, out = torch.zeros(2, side, side, 4 * d, dtype=dtype), torch.zeros(2, side, side, 2 * d, dtype=dtype)
+        scale, table, sums = torch.ones(2), torch.zeros(2, 4, side, 4, side), torch.zeros(2, 2, side, side)
+        windows = torch.zeros(2, side * side + 16, 4 * d, dtype=dtype)
+        TAKEN.clear()
+        _cluster_patches.forward(e, scale, table, (side, side), 4)
+        _cluster_patches.backward(e, scale, table, out, sums, (side, side), 4)
+        _cluster_windows.forward(windows, scale, scale, table)
+        _cluster_windows.backward(windows, scale, scale, table, out.flatten(1, 2))
+        assert max(TAKEN) <= 7 * tokens * (d + 16) * dtype.itemsize, (side, d, dtype, TAKEN)
+
+
+def mlps() -> None:
+    """`mlp_fits` counts with 1 KiB a channel."""
+    for width in (32, 128):
+        x, narrow, wide = torch.zeros(2, 8, 8, width), torch.ones(width), torch.ones(64)
+        weights = narrow, narrow, torch.zeros(64, width), wide, torch.zeros(width, 64), narrow, narrow
+        given = x, torch.ones(2, 2), *weights, None, torch.bfloat16
+        TAKEN.clear()
+        torch.ops.leafward.normed_mlp(*given)
+        torch.ops.leafward.normed_mlp_backward(*given, x)
+        assert max(TAKEN) <= 1024 * width, (width, TAKEN)
+
+
+if __name__ == "__main__":
+    driver.set_active(Absent())
+    JITFunction.run = compile_only
+    kernels.use("triton")
+    for check in (clusters, mlps):
+        check()
+        print(check.__name__, "ok", flush=True)
