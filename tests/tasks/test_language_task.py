@@ -151,6 +151,19 @@ def test_scores_equal_a_hand_computation(corpus, preset):
     assert found.unit == "documents"
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_batches_have_one_shape_and_what_fills_the_last_does_not_count(corpus, alone):
+    shard, model, seen = corpus.held_out, build(corpus).double().eval(), []
+    if alone:
+        shard = type(shard)(shard.tokens[: int(shard.starts[1])], shard.starts[:1], shard.sizes[:1])
+    model.model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape))
+    one, three = (score(model, shard, 16, batch_size=size) for size in (1, 3))
+    assert len(set(seen)) == 2
+    assert seen.count((1, 16)) % 3, "the last batch of three is not full"
+    np.testing.assert_array_equal(three.tokens, one.tokens)
+    np.testing.assert_allclose(three.nats, one.nats, rtol=1e-9)
+
+
 def test_one_document_is_scored_by_windows(corpus):
     shard = corpus.held_out
     end = int(shard.starts[1])

@@ -296,4 +296,4 @@ def _block(q: Tensor, k: Tensor, v: Tensor, rule: Visible, at: Tensor, low: int)
 
 @cache
 def _compiled_flex() -> Callable:
-    return torch.compile(flex_attention)
+    return torch.compile(flex_attention, dynamic=False)  # masks that depend on the batch do not go with unknown sizes

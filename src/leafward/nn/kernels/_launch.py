@@ -18,8 +18,7 @@ ROWS_PER_UNIT = 8
 
 def tile(*sizes: int, share: int = 512) -> tuple[list[int], int]:
     """Powers of two that hold `sizes`, and the warps to work on them, each with its `share`: few, because in every sum
-    they wait for each other. On an H200 the way back of the residual over rows of 768 takes .15 ms with two warps and
-    .23 with eight."""
+    they wait for each other (on an H200 the residual's way back is a third faster with two than with eight)."""
     powers = [triton.next_power_of_2(size) for size in sizes]
     return powers, max(1, min(16, math.prod(powers) // share))
 

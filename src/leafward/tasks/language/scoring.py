@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import default_collate
 
 from leafward.engine import Progress
 from leafward.engine.loop import to_device
@@ -61,14 +60,16 @@ def score(
     by_window = len(shard.starts) == 1
     units = len(windows) if by_window else len(shard.starts)
     nats, tokens = np.zeros(units), np.zeros(units, np.int64)
+    size = min(batch_size, len(windows))
     with Progress(len(windows), "scoring", unit="window") as progress:
-        for first in range(0, len(windows), batch_size):
-            numbers = range(first, min(first + batch_size, len(windows)))
-            batch = default_collate([windows[i] for i in numbers])
+        for first in range(0, len(windows), size):
+            numbers = range(first, min(first + size, len(windows)))
+            batch = windows.batch(numbers, size)
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
                 losses = token_losses(model, to_device(batch, device)).cpu().double().numpy()
             counted = (batch["labels"][:, 1:] != IGNORED).numpy()
-            unit = np.array(numbers)[:, None] if by_window else batch["documents"][:, 1:].numpy()
+            places = np.minimum(np.arange(first, first + size), numbers.stop - 1)
+            unit = places[:, None] if by_window else batch["documents"][:, 1:].numpy()
             unit = np.broadcast_to(unit, counted.shape)[counted]
             nats += np.bincount(unit, losses[counted], units)
             tokens += np.bincount(unit, minlength=units)

@@ -8,7 +8,7 @@ ends it.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from leafward.errors import DataError, UsageError
 from leafward.tasks.language.tokenizer import encode
@@ -149,6 +150,15 @@ class Windows:
             "position_ids": (place - np.maximum(begin, first), 0),
         }
         return {name: self._padded(values, fill) for name, (values, fill) in sample.items()}
+
+    def batch(self, numbers: Sequence[int], size: int) -> dict[str, Tensor]:
+        """The samples of these numbers, each (size, length): the last is repeated without labels where there are fewer.
+
+        So that all batches have one shape: what is compiled, attention to packed documents above all, is compiled once.
+        """
+        batch = default_collate([self[number] for number in (*numbers, *[numbers[-1]] * (size - len(numbers)))])
+        batch["labels"][len(numbers) :] = IGNORED
+        return batch
 
     def _padded(self, values: NDArray[np.int64], fill: int) -> Tensor:
         padded = np.full(self.length, fill, np.int64)

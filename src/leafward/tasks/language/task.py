@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.data import default_collate
 
 from leafward.engine import Cluster, Loss
 from leafward.engine.loop import to_device
@@ -104,11 +103,12 @@ class LanguageTask:
         """This rank's batches of held-out windows. Sharded models need equally many on every rank, so that the last
         may be one that counts nothing."""
         count = len(self.held_out)
-        firsts = range(0, count, self.eval_batch)
+        size = min(self.eval_batch, count)
+        firsts = range(0, count, size)
         rounds = -(-len(firsts) // self.cluster.world)
         for index in range(self.cluster.rank * rounds, (self.cluster.rank + 1) * rounds):
             first = firsts[min(index, len(firsts) - 1)]
-            batch = default_collate([self.held_out[i] for i in range(first, min(first + self.eval_batch, count))])
+            batch = self.held_out.batch(range(first, min(first + size, count)), size)
             if index >= len(firsts):
                 batch["labels"].fill_(IGNORED)
             yield batch
