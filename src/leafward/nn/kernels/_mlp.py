@@ -58,6 +58,19 @@ def _load_gradient(dz_ptr, keep_ptr, image, at, inside, KEEP: tl.constexpr):
 
 
 @triton.jit
+def _normal_below(u):
+    """Φ(u), the share of a standard normal variable below u; GELU is u Φ(u)."""
+    return 0.5 + 0.5 * tl.erf(u * 0.7071067811865476)
+
+
+@triton.jit
+def _gelu_back(u, dv):
+    """v and ∂u."""
+    below = _normal_below(u)
+    return u * below, dv * (below + u * 0.3989422804014327 * tl.exp(-0.5 * u * u))
+
+
+@triton.jit
 def _forward(
     x_ptr, moments_ptr, norm_w_ptr, norm_b_ptr, w1_ptr, b1_ptr, w2_ptr, b2_ptr, gamma_ptr, keep_ptr, z_ptr,
     rows, places, KEEP: tl.constexpr, WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr,
@@ -74,7 +87,7 @@ def _forward(
         unit = start + tl.arange(0, CHUNK)
         w1 = tl.load(w1_ptr + unit[None, :] * WIDTH + lane[:, None])
         u = tl.dot(normed, w1, input_precision="ieee") + tl.load(b1_ptr + unit).to(tl.float32)[None, :]
-        v = 0.5 * u * (1.0 + tl.erf(u * 0.7071067811865476))
+        v = u * _normal_below(u)
         w2 = tl.load(w2_ptr + lane[None, :] * HIDDEN + unit[:, None])
         y = tl.dot(v.to(half), w2, y, input_precision="ieee")
     scale = tl.load(gamma_ptr + lane).to(tl.float32)[None, :]
@@ -82,13 +95,6 @@ def _forward(
     if KEEP:
         y *= tl.load(keep_ptr + image).to(tl.float32)[:, None]
     tl.store(z_ptr + at, (x + y).to(z_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _gelu_back(u, dv):
-    """v and ∂u."""
-    cdf = 0.5 + 0.5 * tl.erf(u * 0.7071067811865476)
-    return u * cdf, dv * (cdf + u * 0.3989422804014327 * tl.exp(-0.5 * u * u))
 
 
 @triton.jit
