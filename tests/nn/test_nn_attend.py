@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from leafward.nn import Attention, HoPE, LatentAttention, Space, Stretch, Visible, attend, rotate, visible
-from leafward.nn.lanes import BLOCK, centroid, dispatch, score_lanes
+from leafward.nn.lanes import BLOCK, FLEX_BLOCK, block_mask, centroid, dispatch, score_lanes
 
 B, H, S = 2, 4, 11
 
@@ -77,15 +77,6 @@ def test_equals_the_definition(monkeypatch, space, kv_heads, queries, causal, wi
     torch.testing.assert_close(*grads)
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_block_masks_follow_the_same_rule():
-    """The kernel for block masks runs on CUDA; its plain form, here, shows that the rule arrives there unchanged."""
-    q, k, v = (torch.randn(B, H, S, 8, dtype=torch.float64) for _ in range(3))
-    for rule in (visible(window=3), visible(documents=DOCUMENTS), visible(False, 4, DOCUMENTS)):
-        blocks = create_block_mask(lambda b, h, i, j, rule=rule: rule(b, i, j), B, None, S, S, device="cpu")
-        torch.testing.assert_close(flex_attention(q, k, v, block_mask=blocks, scale=1.0), dispatch(q, k, v, rule))
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="block masks are compiled for CUDA only")
 @pytest.mark.parametrize("kv_heads", [12, 4])
 def test_block_masks_on_cuda(kv_heads):
@@ -98,6 +89,35 @@ def test_block_masks_on_cuda(kv_heads):
     torch.testing.assert_close(fast, plain, rtol=1e-2, atol=1e-2)
     grads = [torch.autograd.grad(out.square().sum(), q)[0] for out in (fast, plain)]
     torch.testing.assert_close(*grads, rtol=5e-2, atol=5e-2)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [None, 1, 130, 300])
+@pytest.mark.parametrize("ids", [None, "ascending", "padded", "mixed"])
+def test_blocks_of_the_fused_kernel(causal, window, ids):
+    """Nothing seen is skipped, of ascending documents nothing else is kept, and no list of whole blocks is given."""
+    length, blocks = 520, 5
+    documents = {
+        None: None,
+        "ascending": torch.stack([torch.arange(length) // 150, torch.arange(length) // 400]),
+        "padded": (torch.arange(length) < torch.tensor([[300], [520]])).long() - 1,
+        "mixed": torch.randint(3, (2, length)),
+    }[ids]
+    rule = Visible(causal, window, documents)
+    mask = block_mask(rule, length, torch.device("cpu"))
+    assert mask.full_kv_num_blocks is None
+    place = torch.arange(length)
+    seen = torch.zeros(2, blocks * FLEX_BLOCK, blocks * FLEX_BLOCK, dtype=torch.bool)
+    seen[:, :length, :length] = rule.mask(2, place, place)[:, 0]
+    needed = seen.unflatten(1, (blocks, -1)).unflatten(3, (blocks, -1)).any(dim=(2, 4))
+    kept = mask.to_dense()[:, 0].bool().expand(2, -1, -1)
+    assert not (needed & ~kept).any()
+    if ids in (None, "ascending"):
+        # A pair of blocks can pass each rule by other tokens; few do.
+        assert (kept & ~needed).sum() <= (0 if ids is None else 4)
+    q, k, v = (torch.randn(2, 2, length, 8) for _ in range(3))
+    torch.testing.assert_close(flex_attention(q, k, v, block_mask=mask, scale=1.0), dispatch(q, k, v, rule))
 
 
 class Sizes(TorchDispatchMode):

@@ -17,7 +17,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from leafward.errors import UsageError
@@ -26,6 +26,8 @@ from leafward.nn.space import Space, time_of_norm
 
 BLOCK = 256
 """Queries per step where a mask is needed and no fused kernel takes it by rule: memory is BLOCK × S, never T × S."""
+FLEX_BLOCK = 128
+"""Queries, and keys, of a block that the fused kernel either skips or looks into."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,8 @@ def visible(
     """Causality, a sliding `window` (a token sees itself and window-1 neighbours), and `documents` (B, S): ids of
     packed sequences, a token sees its own document only. Padding is a document of its own, for instance id -1.
 
-    Given the `length` of the sequences, on a CUDA `device` (by default that of the documents), the rule is compiled
-    into a block mask that skips unseen blocks; this holds no S × S tensor. `positions`: see `Visible`.
+    Given the `length` of the sequences, on a CUDA `device` (by default that of the documents), blocks of keys that no
+    query of a block sees are skipped; this holds no S × S tensor. `positions`: see `Visible`.
     """
     if window is not None and window < 1:
         raise UsageError(f"window must be at least 1, got {window}")
@@ -91,11 +93,36 @@ def visible(
         device = documents.device
     if rule.plain or positions is not None or length is None or device is None or device.type != "cuda":
         return rule
-    batch = None if documents is None else documents.shape[0]
-    blocks = create_block_mask(
-        _by_head(rule), batch, None, length, length, device=device, _compile=not torch.compiler.is_compiling()
+    return Visible(causal, window, documents, block_mask(rule, length, device))
+
+
+def block_mask(rule: Visible, length: int, device: torch.device) -> BlockMask:
+    """The pairs of blocks that may have something to see, for `flex_attention`, which asks the rule inside of each.
+
+    No block is declared as wholly seen, though that would spare the question: PyTorch 2.11 reads the list of such
+    blocks with the strides of the other list, which differ where a model is compiled as a whole, and so reads beyond
+    its end. Documents are compared by the range of their ids in a block, exact enough where ids ascend.
+    """
+    first = torch.arange(0, length, FLEX_BLOCK, device=device)
+    last = (first + FLEX_BLOCK).clamp_max(length) - 1
+    reach = last[:, None] - first  # of the last query to the first key, and the other way round
+    seen = reach >= 0 if rule.causal else torch.ones_like(reach, dtype=torch.bool)
+    if rule.window is not None:
+        near = first[:, None] - last < rule.window
+        seen = seen & near if rule.causal else seen & near & near.T
+    seen = seen[None, None]
+    if rule.documents is not None:
+        places = torch.arange(len(first) * FLEX_BLOCK, device=device).clamp_max(length - 1)
+        low, high = rule.documents[:, places].unflatten(1, (-1, FLEX_BLOCK)).aminmax(dim=-1)
+        seen = seen & (low[:, None, :, None] <= high[:, None, None]) & (low[:, None, None] <= high[:, None, :, None])
+    order = seen.int().argsort(dim=-1, descending=True, stable=True)
+    return BlockMask.from_kv_blocks(
+        seen.sum(dim=-1, dtype=torch.int32),
+        order.int(),
+        BLOCK_SIZE=FLEX_BLOCK,
+        mask_mod=_by_head(rule),
+        seq_lengths=(length, length),
     )
-    return Visible(causal, window, documents, blocks)
 
 
 def _by_head(rule: Visible) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:

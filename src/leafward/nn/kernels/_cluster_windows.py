@@ -37,6 +37,7 @@ from leafward.nn.kernels._launch import programs
 
 _FARTHEST = tl.constexpr(math.asinh(largest(torch.float32)))
 _TINY = tl.constexpr(tiny(torch.float32))
+_ROUNDING = tl.constexpr(torch.finfo(torch.float32).eps ** 2)
 
 
 @triton.jit
@@ -86,6 +87,9 @@ def _angles(
         else:
             total += x[:, None] * y[None, :]
     if LORENTZ:
+        # Less than the rounding of unit vectors is one direction, as for the plain form: a multiplication fused with
+        # the difference leaves that much of equal vectors.
+        total = tl.where(total > _ROUNDING, total, 0.0)
         return 1.0 - 0.5 * total, 0.25 * total
     return total, total
 
