@@ -9,7 +9,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from leafward.nn import Attention, HoPE, LatentAttention, Space, Stretch, Visible, attend, rotate, visible
-from leafward.nn.lanes import BLOCK, FLEX_BLOCK, block_mask, centroid, dispatch, score_lanes
+from leafward.nn.lanes import BLOCK, FLEX_BLOCK, _seen_blocks, block_mask, centroid, dispatch, score_lanes
 
 B, H, S = 2, 4, 11
 
@@ -118,6 +118,23 @@ def test_blocks_of_the_fused_kernel(causal, window, ids):
         assert (kept & ~needed).sum() <= (0 if ids is None else 4)
     q, k, v = (torch.randn(2, 2, length, 8) for _ in range(3))
     torch.testing.assert_close(flex_attention(q, k, v, block_mask=mask, scale=1.0), dispatch(q, k, v, rule))
+
+
+def test_block_lists_keep_their_layout_in_compiled_models():
+    """The fused kernel takes them for contiguous; lists laid out by the compiler made it read beyond their end."""
+    documents = torch.arange(520).expand(3, -1) // 200
+    torch.library.opcheck(_seen_blocks, (documents, True, None))  # strides too
+    assert all(part.is_contiguous() for part in _seen_blocks(documents, True, 100))
+    graphs = []
+
+    def note(graph, inputs):
+        graphs.append(str(graph.graph))
+        return graph
+
+    rule = torch.compile(lambda d: block_mask(Visible(documents=d), 520, d.device).q_indices, backend=note)
+    assert torch.equal(rule(documents), _seen_blocks(documents, True, None)[3])
+    assert "seen_blocks" in graphs[0]
+    assert "sort" not in graphs[0]
 
 
 class Sizes(TorchDispatchMode):

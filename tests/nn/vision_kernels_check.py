@@ -183,6 +183,8 @@ def model() -> None:
 
 def kept_bytes(layer: Block, x: Tensor) -> int:
     """What autograd keeps for the way back through the MLP's half of a block, its weights and x apart."""
+    layer.mixer = torch.nn.Identity()  # another's half
+    layer.mixer.forward = lambda x, layout: x
     spared = {p.untyped_storage().data_ptr() for p in (*layer.parameters(), x)}
     kept: dict[int, int] = {}
 
@@ -192,8 +194,6 @@ def kept_bytes(layer: Block, x: Tensor) -> int:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    layer.mixer = torch.nn.Identity()  # another's half
-    layer.mixer.forward = lambda x, layout: x
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), torch.autocast(DEVICE, HALF):
         layer(x.requires_grad_(), None)
     return sum(kept.values())

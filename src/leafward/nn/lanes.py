@@ -97,32 +97,58 @@ def visible(
 
 
 def block_mask(rule: Visible, length: int, device: torch.device) -> BlockMask:
-    """The pairs of blocks that may have something to see, for `flex_attention`, which asks the rule inside of each.
+    """The pairs of blocks that may have something to see, for `flex_attention`, which asks the rule inside of each."""
+    ids = torch.zeros(1, length, dtype=torch.long, device=device) if rule.documents is None else rule.documents
+    kv_count, kv_index, q_count, q_index = _seen_blocks(ids, rule.causal, rule.window)
+    return BlockMask(
+        seq_lengths=(length, length),
+        kv_num_blocks=kv_count,
+        kv_indices=kv_index,
+        full_kv_num_blocks=None,
+        full_kv_indices=None,
+        q_num_blocks=q_count,
+        q_indices=q_index,
+        full_q_num_blocks=None,
+        full_q_indices=None,
+        BLOCK_SIZE=(FLEX_BLOCK, FLEX_BLOCK),
+        mask_mod=_by_head(rule),
+    )
 
-    No block is declared as wholly seen, though that would spare the question: PyTorch 2.11 reads the list of such
-    blocks with the strides of the other list, which differ where a model is compiled as a whole, and so reads beyond
-    its end. Documents are compared by the range of their ids in a block, exact enough where ids ascend.
+
+@torch.library.custom_op("leafward::seen_blocks", mutates_args=())
+def _seen_blocks(documents: Tensor, causal: bool, window: int | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """For each block of queries how many blocks of keys it may see, (B,1,n), and which, those first, (B,1,n,n); then
+    the same for keys. Documents are compared by the range of their ids in a block, exact enough where ids ascend.
+
+    An operator of its own, because the fused kernel takes these lists for contiguous, and PyTorch (2.11), where it
+    compiles a whole model, lays out what it computes as it likes: with (16, 1024, 4, 1) as strides of (64, 1, 4, 4) the
+    kernel read far beyond the list. For the same reason no list of wholly seen blocks is given.
     """
+    length, device = documents.shape[1], documents.device
     first = torch.arange(0, length, FLEX_BLOCK, device=device)
     last = (first + FLEX_BLOCK).clamp_max(length) - 1
-    reach = last[:, None] - first  # of the last query to the first key, and the other way round
-    seen = reach >= 0 if rule.causal else torch.ones_like(reach, dtype=torch.bool)
-    if rule.window is not None:
-        near = first[:, None] - last < rule.window
-        seen = seen & near if rule.causal else seen & near & near.T
-    seen = seen[None, None]
-    if rule.documents is not None:
-        places = torch.arange(len(first) * FLEX_BLOCK, device=device).clamp_max(length - 1)
-        low, high = rule.documents[:, places].unflatten(1, (-1, FLEX_BLOCK)).aminmax(dim=-1)
-        seen = seen & (low[:, None, :, None] <= high[:, None, None]) & (low[:, None, None] <= high[:, None, :, None])
+    seen = first <= last[:, None] if causal else torch.ones(len(first), len(first), dtype=torch.bool, device=device)
+    if window is not None:
+        near = first[:, None] - last < window
+        seen = seen & near if causal else seen & near & near.T
+    places = torch.arange(len(first) * FLEX_BLOCK, device=device).clamp_max(length - 1)
+    low, high = documents[:, places].unflatten(1, (-1, FLEX_BLOCK)).aminmax(dim=-1)
+    seen = seen & (low[:, :, None] <= high[:, None]) & (low[:, None] <= high[:, :, None])
+    return *_listed(seen), *_listed(seen.mT)
+
+
+def _listed(seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each row of seen (B,n,n) the count, and the columns, those that are seen first: (B,1,n), (B,1,n,n)."""
     order = seen.int().argsort(dim=-1, descending=True, stable=True)
-    return BlockMask.from_kv_blocks(
-        seen.sum(dim=-1, dtype=torch.int32),
-        order.int(),
-        BLOCK_SIZE=FLEX_BLOCK,
-        mask_mod=_by_head(rule),
-        seq_lengths=(length, length),
-    )
+    return seen.sum(dim=-1, dtype=torch.int32).unsqueeze(1).contiguous(), order.int().unsqueeze(1).contiguous()
+
+
+@_seen_blocks.register_fake
+def _(documents: Tensor, causal: bool, window: int | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    batch, blocks = len(documents), -(-documents.shape[1] // FLEX_BLOCK)
+    count = documents.new_empty((batch, 1, blocks), dtype=torch.int32)
+    index = documents.new_empty((batch, 1, blocks, blocks), dtype=torch.int32)
+    return count, index, torch.empty_like(count), torch.empty_like(index)
 
 
 def _by_head(rule: Visible) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
