@@ -83,8 +83,10 @@ class Member:
     folder: Path
     """Where results go, and models of the classification by name and seed."""
 
-    def published(self, name: str) -> Path:
-        return self.folder / f"{name}-{self.seed}"
+    @property
+    def backbone(self) -> Path:
+        """Where the classifier lies that this member trains or begins from."""
+        return self.folder / f"{BASE if self.part == 'map' else self.name}-{self.seed}"
 
     @property
     def result(self) -> Path:
@@ -115,7 +117,7 @@ def classify(member: Member, data: Data, settings: Settings) -> tuple[dict[str, 
     model = _on(build(card), settings)
     step = _learn_classes(model, member, data, settings, settings.size, weight_decay=0.05, mixup=0.2)
     scores = _named(model, data.objects_test, data.labels_test, data, settings, settings.size)
-    publish(model, member.published(member.name), card)
+    publish(model, member.backbone, card)
     return {"parameters": _count(model), **scores}, step
 
 
@@ -135,7 +137,7 @@ def tune(member: Member, data: Data, settings: Settings) -> tuple[dict[str, Any]
 
 def map_(member: Member, data: Data, settings: Settings) -> tuple[dict[str, Any], float]:
     """Fine-tune the classifier of the same seed, with or without a hierarchy."""
-    model, _ = open_model(member.published(BASE))
+    model, _ = open_model(member.backbone)
     arguments = ARMS[member.name]
     if arguments is not None:
         model = HiMapper(model, **arguments)
@@ -194,7 +196,7 @@ def segment(member: Member, data: Data, settings: Settings) -> tuple[dict[str, A
     """The Semantic FPN head on the backbone of the same seed."""
     name, arguments = MODELS[member.name]
     model = segmentation.SegmentationModel(name, SCENE_CLASSES, arguments=arguments)
-    load_backbone(model, member.published(member.name))
+    load_backbone(model, member.backbone)
     model = _on(model, settings)
     images = torch.from_numpy(data.scenes_train).to(settings.device)
     masks = torch.from_numpy(data.masks_train).to(settings.device)
@@ -236,7 +238,7 @@ def detect(member: Member, data: Data, settings: Settings) -> tuple[dict[str, An
     name, arguments = MODELS[member.name]
     task = Detection(_photos(data, member.folder))
     model = build(Card("detect", name, arguments, list(CELLS), CELL_SIDE, task.decoder))
-    load_backbone(model, member.published(member.name))
+    load_backbone(model, member.backbone)
     model = model.to(settings.device).train()
     photos = [(x.to(settings.device), _moved(target, settings)) for x, target in _unmirrored(task.objects.train)]
     places = _order(member, len(photos), settings.cell_batch)

@@ -81,6 +81,8 @@ class Evidence:
         self.settings = _settings(args)
         self.unrecorded: set[tuple[str, str]] = set()
         """Parts and names whose steps could not be recorded."""
+        self.needed: set[Path] = set()
+        """Backbones that something without a result begins from."""
         self.rows: list[dict[str, Any]] = []
         self.left_out: list[str] = []
         self.record: dict[str, Any] = {
@@ -106,6 +108,7 @@ class Evidence:
             self._member("classify", name, seed, steps, rates[name]) for seed in self._seeds for name in MODELS
         ]
         further = [member for each in backbones for member in self._after(each.name, each.seed)]
+        self.needed = {member.backbone for member in further if not member.result.is_file()}
         # The backbones of the next seed begin before what comes after those of this one: nobody waits for them.
         self._together(sorted(backbones + further, key=lambda m: m.seed + (1.5 if m.part != "classify" else 0.0)))
         return self.result()
@@ -165,7 +168,7 @@ class Evidence:
         """A process of its own for a member; forked, so that images are decoded and libraries imported once."""
         member.failure.unlink(missing_ok=True)
         if member.part == "classify":  # of other settings, if there is one
-            shutil.rmtree(member.published(member.name), ignore_errors=True)
+            shutil.rmtree(member.backbone, ignore_errors=True)
         known = _kind(member) in self.unrecorded
         settings = dataclasses.replace(self.settings, record=self.settings.record and not known)
         process = multiprocessing.get_context("fork").Process(
@@ -175,11 +178,13 @@ class Evidence:
         return process, settings
 
     def _read(self, member: Member) -> bool:
-        """Note the result of a member if it has one, and its model where others begin from it."""
+        """Note the result of a member, if it has one, and its model where others have yet to begin from it."""
         if not member.result.is_file():
             return False
         row = json.loads(member.result.read_text(encoding="utf-8"))
-        if row["steps"] != member.steps or (member.part == "classify" and not member.published(member.name).is_dir()):
+        if row["steps"] != member.steps:
+            return False
+        if member.part == "classify" and member.backbone in self.needed and not member.backbone.is_dir():
             return False
         self._note(row)
         return True
@@ -214,9 +219,7 @@ def _kind(member: Member) -> tuple[str, str]:
 def _ready(waiting: Sequence[Member]) -> Member | None:
     """The first whose backbone is there."""
     for member in waiting:
-        if member.part in ("tune", "classify"):
-            return member
-        if member.published(BASE if member.part == "map" else member.name).is_dir():
+        if member.part in ("tune", "classify") or member.backbone.is_dir():
             return member
     return None
 

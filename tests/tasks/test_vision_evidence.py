@@ -178,7 +178,7 @@ def evidence_of(folder: Path, monkeypatch, **more):
         if settings.record and member.part == "segment":
             raise RuntimeError("no graph")
         if member.part == "classify":
-            member.published(member.name).mkdir()
+            member.backbone.mkdir()
         numbers = dict.fromkeys([metric for metrics in evidence.METRICS.values() for metric in metrics], 0.5)
         return {"part": member.part, "name": member.name, "seed": member.seed, "steps": member.steps} | numbers
 
@@ -211,3 +211,19 @@ def test_what_has_no_backbone_or_no_time_is_left_out(tmp_path, monkeypatch):
     found = evidence_of(tmp_path, monkeypatch, seconds=0.0).measure()
     assert found["rows"] == []
     assert len(found["left_out"]) == 6 + 8 + 6
+
+
+def test_a_lost_backbone_is_trained_again_only_if_something_begins_from_it(tmp_path, monkeypatch):
+    import shutil
+
+    whole = evidence_of(tmp_path, monkeypatch).measure()
+    for folder in tmp_path.glob("*-[12]"):
+        shutil.rmtree(folder)
+    (tmp_path / "results" / "segment-convnext-2-0.0005.json").unlink()
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "results").glob("*.json")}
+    again = evidence_of(tmp_path, monkeypatch).measure()
+    changed = {file.name for file, then in before.items() if file.stat().st_mtime_ns != then}
+    assert changed == {"classify-convnext-2-0.001.json"}
+    assert len([row for row in again["rows"] if "error" not in row]) == len(
+        [row for row in whole["rows"] if "error" not in row]
+    )
