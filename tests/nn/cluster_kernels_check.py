@@ -9,6 +9,7 @@ import sys
 import timm
 import torch
 from torch import Tensor
+from torch._dynamo.backends.registry import lookup_backend
 from torch.utils.checkpoint import checkpoint
 
 import leafward.models.hcformer  # noqa: F401  (registers the models)
@@ -152,7 +153,13 @@ def autocast(stage: int, dtype: torch.dtype) -> None:
 def compiled() -> None:
     """In a whole graph and under gradient checkpointing: what the kernels give as they are."""
     kernels.use("triton")
-    backend = "inductor" if DEVICE == "cuda" else "aot_eager"
+    compiler = lookup_backend("inductor" if DEVICE == "cuda" else "aot_eager")
+    graphs: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]):
+        graphs.append(str(graph.graph))
+        return compiler(graph, inputs)
+
     for stage in (0, 3):
         module = mixer(stage)
         x = torch.randn(1, *STAGES[stage][-1], 20, device=DEVICE)
@@ -166,6 +173,8 @@ def compiled() -> None:
             module.forward = call
             for one, two in zip(results(module, x, seed), plain, strict=True):
                 assert error(one, two.double()) < 1e-5, (stage, error(one, two.double()))
+    assert len(graphs) == 2
+    assert all("leafward.cluster_patches" in graph for graph in graphs), "kernels must serve compiled models too"
 
 
 def model() -> None:

@@ -3,10 +3,12 @@
 TRITON_INTERPRET=1 python kernels_check.py cpu
 """
 
+import functools
 import sys
 
 import torch
 from torch import Tensor
+from torch._dynamo.backends.registry import lookup_backend
 
 from leafward.models import HelmConfig, HelmForCausalLM
 from leafward.nn import FeedForward, HoPE, MiCE, Residual, RMSNorm, Space, kernels, rotate
@@ -145,6 +147,12 @@ def experts() -> None:
             assert error(ours, exact) < 5e-5, (active, shared, error(ours, exact))
 
 
+def noted(graph: torch.fx.GraphModule, inputs: list[Tensor], graphs: list[str]):
+    """A backend that keeps what it is given to compile."""
+    graphs.append(str(graph.graph))
+    return lookup_backend("aot_eager")(graph, inputs)
+
+
 def model() -> None:
     """A whole model, in float16 autocast: the same loss and gradients with kernels and without, compiled too."""
     config = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 40, "vocab_size": 64, "head_dim": 12}
@@ -166,8 +174,12 @@ def model() -> None:
         for which in ("torch", "triton", "compiled"):
             kernels.use("torch" if which == "torch" else "triton")
             torch._dynamo.reset()
-            call = torch.compile(loss, fullgraph=True, backend="aot_eager") if which == "compiled" else loss
+            graphs: list[str] = []
+            backend = functools.partial(noted, graphs=graphs)
+            call = torch.compile(loss, fullgraph=True, backend=backend) if which == "compiled" else loss
             value = call(ids)
+            assert all("leafward.residual_norm" in graph for graph in graphs), "kernels must serve compiled models too"
+            assert len(graphs) == (which == "compiled")
             grads = torch.autograd.grad(value, [p for p in net.parameters() if p.requires_grad], allow_unused=True)
             outcomes.append((value, torch.cat([g.flatten() for g in grads if g is not None])))
         for value, grads in outcomes[1:]:

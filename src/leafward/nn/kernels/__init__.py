@@ -61,9 +61,15 @@ def chosen() -> str:
 
 def serve(x: Tensor) -> bool:
     """Whether kernels take `x`. Not while a model is exported: what comes out shall run without Triton."""
-    if _choice == "torch" or not _loaded or x.dtype not in _SERVED or torch.compiler.is_exporting():
+    if _choice == "torch" or not _loaded or x.dtype not in _SERVED or _exporting():
         return False
     return x.is_cuda or (INTERPRETED and _choice == "triton")
+
+
+@torch.compiler.assume_constant_result
+def _exporting() -> bool:
+    """Asked outside of the graph: inside of one that torch.compile traces, PyTorch 2.11 says yes to everybody."""
+    return torch.compiler.is_exporting()
 
 
 @torch.compiler.assume_constant_result
