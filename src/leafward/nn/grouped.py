@@ -76,7 +76,8 @@ class _Affine(torch.autograd.Function):
         total = wide(p) + b[expert]
         if t is not None and w is not None:
             total = total + t * w[expert]
-        return total.to(p.dtype)
+        # Not if it has that type: a graph that PyTorch 2.11 compiles would lose all gradients over such a cast.
+        return total if total.dtype == p.dtype else total.to(p.dtype)
 
     @staticmethod
     @once_differentiable
