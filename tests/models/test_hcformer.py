@@ -60,6 +60,11 @@ def test_contract(name):
         copy = build(name)
         copy.load_state_dict(model.state_dict())
         assert torch.equal(copy(x), logits)
+        twin = build(name, geometry="euclidean")
+        assert twin(x).isfinite().all()
+        apart = set(twin.state_dict()) ^ set(model.state_dict())
+        assert apart
+        assert all(path.endswith("window_level.similarity.log_scale") for path in apart)
         final, maps = model.forward_intermediates(x, indices=[1, 3], norm=True)
         assert torch.equal(final, features)
         assert torch.equal(maps[1], features)
@@ -189,22 +194,46 @@ def test_features_are_channels_last_in_memory():
         assert feature.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_compiles_without_a_break():
-    model = build(depths=(1, 1, 1, 1)).train()
+@pytest.mark.slow
+@variants
+def test_compiles_without_a_break_and_exports(name):
+    """With one block in each stage, as tracing takes long. Sizes that are not known yet take four times as long, and
+    nothing about them depends on the widths, so the smallest variant alone has them."""
+    model = build(name, depths=(1, 1, 1, 1)).train()
     x = images(40, 64)
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_exports_with_any_batch_and_size():
-    model = build(depths=(1, 1, 1, 1))
+    model.eval()
+    if name != "hcformer_nano":
+        torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), model(x))
+        return
     dims = {0: torch.export.Dim("batch", max=64), 2: torch.export.Dim("height", min=64, max=1400)}
     shapes = {"x": dims | {3: torch.export.Dim("width", min=64, max=1400)}}
     exported = torch.export.export(model, (images(100, 130),), dynamic_shapes=shapes).module()
     for x in (images(64, 64, batch=1), images(224, 97, batch=3)):
         torch.testing.assert_close(exported(x), model(x))
+
+
+def test_features_by_graph():
+    """timm's third way to a pyramid, by torch.fx; the published code's loops over sizes cannot be traced so."""
+    settings = {"depths": (1, 1, 1, 1), "features_only": True}
+    pyramid, graph = build(**settings), build(**settings, feature_cls="fx")
+    graph.graph_module.load_state_dict(pyramid.model.state_dict(), strict=False)
+    x = images(40, 64)
+    for one, other in zip(pyramid(x), graph(x), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_last_maps_can_stay_fine():
+    """DeepLab's and PAN's decoders ask timm for an output stride of 16 or 8."""
+    x = images(64, 96)
+    for stride, sizes in ((16, [(8, 12), (4, 6), (4, 6)]), (8, [(8, 12)] * 3)):
+        pyramid = build(depths=(1, 1, 1, 1), features_only=True, output_stride=stride)
+        assert pyramid.feature_info.reduction() == [4, 8, min(16, stride), stride]
+        assert [tuple(map_.shape[2:]) for map_ in pyramid(x)[1:]] == sizes
+    with pytest.raises(UsageError, match="output_stride must be 8, 16 or 32, got 4"):
+        build(output_stride=4)
 
 
 def test_assignments_are_those_of_the_forward_pass():

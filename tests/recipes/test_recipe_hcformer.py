@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +13,12 @@ from PIL import Image
 from rich.console import Console
 
 from leafward.engine import LoopConfig, OptimConfig
-from leafward.errors import DataError, UsageError
+from leafward.errors import DataError, LeafwardError, UsageError
 from leafward.intervals import share_interval
 from leafward.recipes import _hcformer_drawing as drawing
 from leafward.recipes import evaluate_vision, explain_hcformer, hcformer
-from leafward.recipes._hcformer_model import open_backbone, open_model
-from leafward.recipes._hcformer_train import load_backbone
+from leafward.recipes._hcformer_model import open_backbone, open_card, open_model, starting_point
+from leafward.recipes._hcformer_train import arms_of, load_backbone, started
 
 COLOURS = ("red", "green", "blue")
 LOOP = LoopConfig(steps=8, batch_size=6, eval_every=4, log_every=2, checkpoint_every=4)
@@ -140,6 +141,86 @@ def test_a_backbone_of_timm_is_made_for_its_images_and_goes_into_another_task(pi
     assert torch.equal(own["stages_1.blocks.0.mlp.fc1.weight"], trained["stages.1.blocks.0.mlp.fc1.weight"])
 
 
+def test_each_geometry_starts_from_its_own_backbone(finished, tmp_path):
+    """A twin that started from the other geometry's weights would not be one."""
+    out, _ = finished
+    card = open_card(out)[0]
+    twin = replace(card, arguments=card.arguments | {"geometry": "euclidean"})
+    assert starting_point(out, card, 0) == out / "model"
+    assert starting_point(out, twin, 5) == out / "members" / "euclidean-0" / "model"
+    config = hcformer.Config(data="", init=out, geometry="euclidean", loop=LOOP)
+    weights, other = (open_model(folder)[0].state_dict() for folder in (out / "members" / "euclidean-0", out))
+    begun = started(config, twin).state_dict()
+    assert all(torch.equal(begun[name], weights[name]) for name in begun if not name.startswith("head."))
+    assert not all(torch.equal(begun[name], other[name]) for name in begun if not name.startswith("head."))
+    with pytest.raises(UsageError, match="has the geometry lorentz, the model euclidean; give a run of that"):
+        starting_point(out / "model", twin, 0)
+
+
+def test_a_euclidean_twin_is_flat_on_both_levels():
+    arms = arms_of(hcformer.Config(patch_geometry="lorentz", twin=True))
+    assert {name: (arm.geometry, arm.patch_geometry) for name, arm in arms.items()} == {
+        "lorentz": ("lorentz", "lorentz"),
+        "euclidean": ("euclidean", "euclidean"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": "hcformer_tinny"}, "did you mean 'hcformer_tiny'"),
+        ({"init": Path("nowhere")}, "nowhere does not hold a published model"),
+        ({"task": "segment", "decoder": "smp:Nope"}, "no decoder 'Nope'"),
+    ],
+)
+def test_wrong_settings_remove_no_earlier_run(finished, pictures, tmp_path, changes, words):
+    out = tmp_path / "run"
+    out.mkdir()
+    for name in ("config.yaml", "env.json"):
+        (out / name).write_text((finished[0] / name).read_text())
+    (out / "result.json").write_text("{}")
+    data = pictures
+    if "task" in changes:
+        data = tmp_path / "scenes"
+        for part in ("images", "masks"):
+            (data / part).mkdir(parents=True)
+            for i in range(2):
+                Image.new("RGB" if part == "images" else "L", (32, 32)).save(data / part / f"{i}.png")
+        (data / "classes.txt").write_text("a\nb\n")
+    config = hcformer.Config(**({"data": str(data), "size": 32, "loop": LOOP, "optim": OPTIM} | changes))
+    with pytest.raises(LeafwardError, match=words):
+        hcformer.run(config, out, overwrite=True)
+    assert (out / "result.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("decoder", ["semantic-fpn", "smp:FPN"])
+def test_a_published_model_knows_the_pixels_that_do_not_count(finished, tmp_path, decoder):
+    """As in ADE20K: with another number every label would be off by one, without a word where the classes are named."""
+    for part, mode in (("images", "RGB"), ("masks", "L")):
+        (tmp_path / "scenes" / part).mkdir(parents=True)
+        for i in range(2):
+            drawn = np.zeros((32, 40) + (3,) * (mode == "RGB"), dtype=np.uint8)
+            drawn[4:, :20], drawn[4:, 20:] = 1, 2
+            Image.fromarray(drawn).save(tmp_path / "scenes" / part / f"{i}.png")
+    (tmp_path / "scenes" / "classes.txt").write_text("left\nright\n")
+    loop = replace(LOOP, steps=1, batch_size=2, eval_every=1)
+    config = hcformer.Config(
+        task="segment",
+        data=str(tmp_path / "scenes"),
+        decoder=decoder,
+        size=32,
+        ignore=0,
+        held_out=0.5,
+        init=finished[0],
+        loop=loop,
+        optim=OPTIM,
+    )
+    result = hcformer.run(config, tmp_path / "run")
+    args = evaluate_vision.Args(tmp_path / "run" / "model", data=config.data, device="cpu", out=tmp_path / "found")
+    found = evaluate_vision.run(args, quiet())["scores"]["model"]
+    assert found == pytest.approx(result["members"][0]["scores"])
+
+
 def test_a_run_is_explained(finished, pictures, tmp_path):
     out, _ = finished
     images = (pictures / "red" / "0.png", pictures / "blue" / "1.png")
@@ -152,6 +233,23 @@ def test_a_run_is_explained(finished, pictures, tmp_path):
         assert counts == sorted(counts, reverse=True)  # coarser stages have fewer regions
     with pytest.raises(UsageError, match="neither a folder nor a model"):
         explain_hcformer.run(explain_hcformer.Args("hcformer_nan", images, tmp_path), quiet())
+
+
+def test_models_and_checkpoints_are_explained_without_being_told_what_they_are(finished, pictures, tmp_path):
+    """A model's folder, also away from its run, a training's checkpoint, and a run that has published nothing yet."""
+    from leafward.cli import main
+
+    out, result = finished
+    best = f"step-{result['members'][0]['step']:08d}"  # it is what was published
+    shutil.copytree(out / "model", tmp_path / "elsewhere")
+    member = out / "members" / "lorentz-0"
+    places = (out / "model", tmp_path / "elsewhere", member, member / "checkpoints" / best)
+    for k, place in enumerate(places):
+        assert main(["explain", str(place), str(pictures / "red" / "0.png"), "--out", str(tmp_path / f"{k}")]) == 0
+        assert "untrained" not in (tmp_path / f"{k}" / "index.html").read_text()
+    trained = open_model(out)[0].state_dict()
+    found = open_backbone(places[-1])[0].state_dict()
+    assert all(torch.equal(found[name], trained[name]) for name in trained)
 
 
 def test_drawn_regions_are_the_assignments():

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from leafward.errors import DataError
+from leafward.errors import DataError, UsageError
 from leafward.hierarchy import Taxonomy
 from leafward.tasks.augment import Augment
 from leafward.tasks.classification import Classification, Predictions, score
@@ -79,6 +79,11 @@ def test_predictions_follow_the_held_out_order():
 def test_what_is_wrong_is_named():
     with pytest.raises(DataError, match="no node for the class 'hat'"):
         Classification(sets(), 32, taxonomy=Taxonomy.from_edges([("shoe", "all"), ("boot", "all")]))
+    with pytest.raises(UsageError, match=r"augment\.auto is 'nonsense', which timm does not take"):
+        Classification(sets(), 32, Augment(auto="nonsense"))
+    alone = from_arrays(np.zeros((4, 40, 40, 3), dtype=np.uint8), np.zeros(4, dtype=int), ["shoe"], "set")
+    with pytest.raises(DataError, match=r"at least two classes to tell apart, not \['shoe'\]"):
+        Classification(ImageSets(alone, alone), 32).check()
     few = ImageSets(sets(3).train, sets().held_out)
     with pytest.raises(DataError, match="the class 'cap' has no image"):
         Classification(few, 32).check()

@@ -50,16 +50,11 @@ def test_parquet_with_splits(tmp_path):
     arrow = pytest.importorskip("pyarrow")
     import pyarrow.parquet as parquet
 
-    def encoded(value):
-        buffer = io.BytesIO()
-        picture(value).save(buffer, "PNG")
-        return buffer.getvalue()
-
     table = {
         "split": ["train", "train", "validation", "test"],
         "label": ["b", "a", "b", "a"],
         "file": ["0", "1", "2", "3"],
-        "png": [encoded(5), encoded(6), encoded(7), b"nonsense"],
+        "png": [encoded_png(5), encoded_png(6), encoded_png(7), b"nonsense"],
     }
     parquet.write_table(arrow.table(table), tmp_path / "x.parquet")
     sets = load_images(tmp_path / "x.parquet")
@@ -70,6 +65,96 @@ def test_parquet_with_splits(tmp_path):
     parquet.write_table(arrow.table({**table, "split": ["train", "train", "test", "test"]}), tmp_path / "x.parquet")
     with pytest.raises(DataError, match=r"x\.parquet: 3 cannot be read as an image"):
         check(load_images(tmp_path / "x.parquet").held_out, "held-out images")
+
+
+def encoded_png(value: int) -> bytes:
+    buffer = io.BytesIO()
+    picture(value).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_parquet_of_the_hub_keeps_the_split_of_its_file_names(tmp_path):
+    """data/train-00000-of-00001.parquet: the split is in the name, and mixing both would train on what is scored."""
+    arrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as parquet
+
+    (tmp_path / "data").mkdir()
+    for part, values in (("train", (1, 2, 3)), ("test", (7, 8))):
+        cells = [{"bytes": encoded_png(value), "path": None} for value in values]
+        table = arrow.table({"image": cells, "label": [value % 2 for value in values]})
+        parquet.write_table(table, tmp_path / "data" / f"{part}-00000-of-00001.parquet")
+    sets = load_images(tmp_path)
+    assert [np.asarray(sets.train.read(i)).mean() for i in range(3)] == [1, 2, 3]
+    assert [np.asarray(sets.held_out.read(i)).mean() for i in range(len(sets.held_out))] == [7, 8]
+    cells = arrow.table({"image": [{"bytes": None, "path": "gone.png"}] * 2, "label": [0, 0]})
+    parquet.write_table(cells, tmp_path / "data" / "train-00000-of-00001.parquet")
+    with pytest.raises(DataError, match=r"train-00000-of-00001\.parquet: 0 has no encoded image in the column image"):
+        check(load_images(tmp_path).train, "x")
+
+
+@pytest.mark.parametrize("labels", [["b", "a", "b", "a"], [1, 0, 1, 0]], ids=["texts", "numbers"])
+def test_hugging_face_data_on_disk(tmp_path, labels):
+    datasets = pytest.importorskip("datasets")
+    rows = {"image": [picture(value) for value in (1, 2, 3, 4)], "label": labels}
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.Value("string" if labels[0] == "b" else "int64")}
+    )
+    whole = datasets.Dataset.from_dict(rows, features=features)
+    parts = {"train": whole.select([0, 1]), "validation": whole.select([3])}
+    datasets.DatasetDict(parts).with_format("numpy").save_to_disk(tmp_path / "split")
+    sets = load_images(tmp_path / "split")
+    assert sets.train.classes == (["a", "b"] if labels[0] == "b" else ["0", "1"])
+    assert (sets.train.labels.tolist(), sets.held_out.labels.tolist()) == ([1, 0], [0])
+    assert np.asarray(sets.held_out.read(0)).mean() == 4
+    whole.save_to_disk(tmp_path / "whole")
+    assert len(load_images(tmp_path / "whole", held_out=0.5).held_out) == 2
+    if labels[0] == "b":
+        parts["train"] = whole.select([0, 2])
+        datasets.DatasetDict(parts).save_to_disk(tmp_path / "other")
+        with pytest.raises(DataError, match="the training images do not have the class 'a'"):
+            load_images(tmp_path / "other")
+
+
+def test_parts_of_torchvision_by_other_names_and_none(tmp_path, monkeypatch):
+    """The pets have trainval and test, ImageNet train and val; EuroSAT has one part alone."""
+    torchvision = pytest.importorskip("torchvision")
+
+    class Pets(torchvision.datasets.VisionDataset):
+        def __init__(self, root, split="trainval"):
+            torchvision.datasets.utils.verify_str_arg(split, "split", ("trainval", "val"))
+            super().__init__(root)
+            self._labels = [0, 1, 0] if split == "trainval" else [1, 0]
+
+        def __len__(self):
+            return len(self._labels)
+
+        def __getitem__(self, index):
+            return picture(5), self._labels[index]
+
+    monkeypatch.setattr(torchvision.datasets, "OxfordIIITPet", Pets)
+    sets = load_images(f"torchvision:OxfordIIITPet:{tmp_path}")
+    assert (sets.train.labels.tolist(), sets.held_out.labels.tolist()) == ([0, 1, 0], [1, 0])
+    fill(tmp_path / "one", {"a": 4, "b": 4})
+    sets = load_images(f"torchvision:ImageFolder:{tmp_path / 'one'}", held_out=0.25)
+    assert (len(sets.train), len(sets.held_out), sets.train.classes) == (6, 2, ["a", "b"])
+    with pytest.raises(DataError, match="CocoDetection cannot be read from"):
+        load_images(f"torchvision:CocoDetection:{tmp_path}")
+    with pytest.raises(DataError, match="every image must have one whole number as its label"):
+        from_dataset([(picture(1), {"boxes": []})], "boxes")
+
+
+def test_images_of_16_bits_keep_their_shades_and_those_of_32_are_refused(tmp_path):
+    """Pillow's own conversion makes everything above 255 white."""
+    Image.fromarray(np.array([[0, 257], [32896, 65535]], dtype=np.uint16)).save(tmp_path / "16.png")
+    assert np.asarray(read_image(tmp_path / "16.png"))[..., 0].tolist() == [[0, 1], [128, 255]]
+    Image.fromarray(np.ones((4, 4), dtype=np.float32)).save(tmp_path / "32.tif")
+    with pytest.raises(DataError, match=r"32\.tif cannot be read as an image: its pixels have 32 bits"):
+        read_image(tmp_path / "32.tif")
+
+
+def test_hidden_folders_are_no_classes(tmp_path):
+    fill(tmp_path, {"a": 2, "b": 2, ".cache": 0})
+    assert load_images(tmp_path).train.classes == ["a", "b"]
 
 
 def test_arrays_and_torchvision(tmp_path):

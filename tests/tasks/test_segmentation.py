@@ -118,6 +118,16 @@ def test_bad_masks_are_named(tmp_path):
         Segmentation(None, 40)  # type: ignore[arg-type]
 
 
+def test_labels_out_of_range_are_named_without_the_check(tmp_path):
+    """Data that are only evaluated are not looked at beforehand, and the table of counts has no place for them."""
+    for name in ("a", "b"):
+        save(tmp_path, name, mask(1, 4))
+    (tmp_path / "classes.txt").write_text("x\ny\nz\n")
+    task = Segmentation(load_scenes(tmp_path, held_out=0.5), 32)
+    with pytest.raises(DataError, match=r"masks/[ab]\.png has label 4, of 3 classes"):
+        task.measure(nn.Conv2d(3, 3, 1))
+
+
 def test_scores_equal_counting():
     rng = np.random.default_rng(0)
     truth, guess = rng.integers(0, 3, (2, 15, 11))
@@ -169,17 +179,17 @@ def test_model_trains_and_ignored_pixels_do_not_count(tmp_path):
     assert units is None
 
 
-@pytest.mark.parametrize("name", ["Unet", "FPN"])
+@pytest.mark.parametrize("name", ["Unet", "FPN", "UPerNet", "PSPNet", "Segformer", "DeepLabV3Plus", "PAN"])
 def test_decoders_of_smp(name):
     pytest.importorskip("segmentation_models_pytorch")
     model = SegmentationModel("hcformer_nano", 3, f"smp:{name}", {"geometry": "euclidean", **SMALL}).eval()
     with torch.no_grad():
-        assert model(torch.randn(1, 3, 64, 64)).shape == (1, 3, 64, 64)
+        assert model(torch.randn(1, 3, 128, 160)).shape == (1, 3, 128, 160)
     assert not any(name.endswith("log_scale") for name, _ in model.named_parameters())
 
 
 def test_bad_decoders_are_named():
     with pytest.raises(UsageError, match="semantic-fpn or smp:NAME"):
         SegmentationModel("hcformer_nano", 2, "unet")
-    with pytest.raises(UsageError, match="at least two classes"):
+    with pytest.raises(UsageError, match="at least two classes, got 1; of masks with 0 and 255"):
         SegmentationModel("hcformer_nano", 1)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from leafward.commands._choice import Chosen, choose, show_choices, take_value
 from leafward.errors import UsageError
+from leafward.files import read_record
 from leafward.recipes import EXPLANATIONS
 
 if TYPE_CHECKING:
@@ -24,14 +25,18 @@ def parse(argv: list[str]) -> Chosen:
 
 
 def _system_of(target: str) -> str:
-    """The recipe of a run directory, or the family of a model by its name."""
-    from leafward.engine.run import RunDirectory
+    """The recipe of a run directory or of the one that a model or checkpoint lies in, or a model's family by name."""
+    from leafward.engine.run import CONFIG, RunDirectory
 
-    if (Path(target) / "config.yaml").is_file():
-        recipe = RunDirectory.open(target).recipe
+    path = Path(target)
+    around = (path, path.absolute().parent, path.absolute().parent.parent) if path.is_dir() else ()
+    if run := next((folder for folder in around if (folder / CONFIG).is_file()), None):
+        recipe = RunDirectory.open(run).recipe
         if recipe not in EXPLANATIONS:
             raise UsageError(f"{target} is a run of {recipe}; explain draws runs of {', '.join(EXPLANATIONS)}")
         return recipe
+    if (path / "config.json").is_file():
+        target = str(read_record(path / "config.json").get("model", target))
     for name in EXPLANATIONS:
         if Path(target).name.removeprefix("timm:").startswith(name):
             return name

@@ -19,7 +19,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from timm.layers import ClassifierHead, DropPath, Mlp, trunc_normal_
+from timm.layers import (
+    ClassifierHead,
+    DropPath,
+    Mlp,
+    register_notrace_function,
+    register_notrace_module,
+    trunc_normal_,
+)
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
@@ -127,11 +134,11 @@ def _pair(layer: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 class Stage(nn.Module):
-    """An optional halving of the map, then blocks that share one layout: (B, C, H, W) -> (B, C', H', W')."""
+    """A convolution of `stride` (none in the first), then blocks of one layout: (B, C, H, W) -> (B, C', H', W')."""
 
-    def __init__(self, dim_in: int | None, dim: int, blocks: Sequence[Block]) -> None:
+    def __init__(self, dim_in: int | None, dim: int, stride: int, blocks: Sequence[Block]) -> None:
         super().__init__()
-        self.downsample = nn.Identity() if dim_in is None else nn.Conv2d(dim_in, dim, 3, stride=2, padding=1)
+        self.downsample = nn.Identity() if dim_in is None else nn.Conv2d(dim_in, dim, 3, stride=stride, padding=1)
         self.blocks = nn.ModuleList(blocks)
         self.grad_checkpointing = False
 
@@ -147,11 +154,16 @@ class Stage(nn.Module):
         return x.permute(0, 3, 1, 2)
 
 
+for part in (ImageNorm, Stage):  # nodes of torch.fx as they are: what they do depends on sizes and devices
+    register_notrace_module(part)
+
+
 class HCFormer(nn.Module):
     """Stem, four stages of cluster mixers, norm and head; any input from 4×4 pixels, square or not.
 
     `geometry` ("lorentz" or "euclidean") is that of the window level, `patch_geometry` that of the patch level; the
-    paper's three combinations are the default, both "euclidean" (the twin) and both "lorentz".
+    paper's three combinations are the default, both "euclidean" (the twin) and both "lorentz". With an `output_stride`
+    of 16 or 8 the last maps stay that fine, as some segmentation heads want it.
     """
 
     _version = 1  # of the state dict
@@ -172,8 +184,11 @@ class HCFormer(nn.Module):
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
         init_values: float = 1e-5,
+        output_stride: int = 32,
     ) -> None:
         super().__init__()
+        if output_stride not in (8, 16, 32):
+            raise UsageError(f"output_stride must be 8, 16 or 32, got {output_stride!r}")
         for name, values in (("depths", depths), ("dims", dims), ("heads", heads)):
             if len(values) != len(WINDOWS) or min(values) < 1:
                 raise UsageError(f"{name} must be four positive whole numbers, got {values!r}")
@@ -197,14 +212,14 @@ class HCFormer(nn.Module):
             )
             return Block(mixer, dims[stage], MLP_RATIOS[stage], drop_path, init_values)
 
-        self.stages = nn.Sequential(
-            *(
-                Stage(dims[i - 1] if i else None, dims[i], [block(i, rate) for rate in rates[i].tolist()])
-                for i in range(len(WINDOWS))
-            )
-        )
+        reductions = [min(4 * 2**i, output_stride) for i in range(len(WINDOWS))]
+        stages = []
+        for i, dim in enumerate(dims):
+            blocks = [block(i, rate) for rate in rates[i].tolist()]
+            stages.append(Stage(dims[i - 1] if i else None, dim, reductions[i] // reductions[max(0, i - 1)], blocks))
+        self.stages = nn.Sequential(*stages)
         self.feature_info = [
-            {"num_chs": dim, "reduction": 4 * 2**i, "module": f"stages.{i}"} for i, dim in enumerate(dims)
+            {"num_chs": dim, "reduction": reductions[i], "module": f"stages.{i}"} for i, dim in enumerate(dims)
         ]
         self.norm = ImageNorm(dims[-1])
         self.head = ClassifierHead(dims[-1], num_classes, pool_type=global_pool, drop_rate=drop_rate)
@@ -232,7 +247,7 @@ class HCFormer(nn.Module):
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
         """Nothing has to be set: any size works at any time. Refuses sizes smaller than one token."""
         height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
-        _check_size(height, width)
+        check_size(height, width)
 
     def get_classifier(self) -> nn.Module:
         return self.head.fc
@@ -313,14 +328,15 @@ class HCFormer(nn.Module):
         return found
 
     def _stem(self, x: Tensor) -> Tensor:
-        _check_size(*x.shape[-2:])
+        check_size(x.shape[-2], x.shape[-1])
         return self.stem(x.contiguous(memory_format=torch.channels_last))
 
     def _norm(self, x: Tensor) -> Tensor:
         return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
-def _check_size(height: int, width: int) -> None:
+@register_notrace_function  # which works for public names alone
+def check_size(height: int, width: int) -> None:
     if height < SMALLEST or width < SMALLEST:
         raise UsageError(f"the image must have at least {SMALLEST}×{SMALLEST} pixels, got {height}×{width}")
 

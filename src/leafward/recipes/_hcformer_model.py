@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leafward.engine.run import MODEL
+from leafward.engine.run import CHECKPOINTS, CONFIG, MODEL, RESULT, RunDirectory
 from leafward.errors import DataError, UsageError, nearest, require
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 TASKS = ("classify", "segment", "detect")
 
@@ -34,6 +34,8 @@ class Card:
     """Head of a segmentation model (semantic-fpn or smp:NAME) or kind of detector (mask-rcnn or faster-rcnn)."""
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    ignore: int | None = 255
+    """Mask value of pixels that do not count, for a segmentation model."""
 
     @classmethod
     def from_json(cls, record: dict[str, Any], source: Path) -> Card:
@@ -74,30 +76,56 @@ def build(card: Card) -> nn.Module:
     return timm.create_model(card.model, num_classes=len(card.classes), **card.arguments)
 
 
-def open_model(target: str | Path) -> tuple[nn.Module, Card]:
-    """The model of a run directory or of a published model's folder, with its weights, and its card."""
+def open_card(target: str | Path) -> tuple[Card, dict[str, Tensor]]:
+    """The card and the weights of a run directory or of a published model's folder."""
     from leafward.engine import load_published
 
     folder = Path(target)
     if (folder / MODEL / "config.json").is_file():
         folder = folder / MODEL
     config, state = load_published(folder)
-    card = Card.from_json(config, folder)
+    return Card.from_json(config, folder), state
+
+
+def open_model(target: str | Path) -> tuple[nn.Module, Card]:
+    """The model of a run directory or of a published model's folder, with its weights, and its card."""
+    card, state = open_card(target)
     model = build(card)
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
         raise DataError(
-            f"{folder} does not fit the model that it names: {str(error).splitlines()[-1].strip()}"
+            f"{target} does not fit the model that it names: {str(error).splitlines()[-1].strip()}"
         ) from None
     return model.eval(), card
 
 
+def starting_point(init: Path, card: Card, seed: int) -> Path:
+    """The folder of the model that one of `card` starts from: in a run of several models that of its geometry and, if
+    there is one, of its seed. Another geometry is refused: its weights mean something else."""
+    folder = init
+    if (init / RESULT).is_file():
+        members = RunDirectory.open(init).result().get("members", [])
+        alike = [each for each in members if each.get("geometry") == card.arguments.get("geometry")] or members[:1]
+        alike = [each for each in alike if each.get("seed") == seed] or alike
+        folder = init / alike[0]["model"] if alike else init
+    given = open_card(folder)[0].arguments
+    for name in ("geometry", "patch_geometry"):
+        if name in given and name in card.arguments and given[name] != card.arguments[name]:
+            raise UsageError(
+                f"init {folder} has the {name} {given[name]}, the model {card.arguments[name]}; give a run of that, or "
+                "one with --twin, which has both"
+            )
+    return folder
+
+
 def open_backbone(target: str | Path) -> tuple[Any, Card]:
-    """The HCFormer inside a run, a published model, or (untrained) by its timm name."""
+    """The HCFormer inside a run, a published model, a checkpoint of a training, or (untrained) by its timm name."""
     from leafward.models import HCFormer
 
-    if Path(target).is_dir():
+    if (checkpoint := _checkpoint(Path(target))) is not None:
+        model, card = _open_checkpoint(checkpoint)
+    elif Path(target).is_dir():
         model, card = open_model(target)
     else:
         import timm
@@ -111,3 +139,28 @@ def open_backbone(target: str | Path) -> tuple[Any, Card]:
         if isinstance(module, HCFormer):
             return module, card
     raise UsageError(f"{target} is a {card.model}, which does not cluster; explain needs an HCFormer")
+
+
+def _checkpoint(folder: Path) -> Path | None:
+    """`folder` if it is a training's checkpoint, the newest one if it is a run that has published nothing yet."""
+    from leafward.engine.checkpoint import MANIFEST
+
+    if (folder / MANIFEST).is_file():
+        return folder
+    if (folder / MODEL).is_dir():
+        return None
+    manifests = sorted(folder.glob(f"{CHECKPOINTS}/step-*/{MANIFEST}"))
+    return manifests[-1].parent if manifests else None
+
+
+def _open_checkpoint(folder: Path) -> tuple[nn.Module, Card]:
+    """The model of a checkpoint, built by the configuration of the run that it lies in; its data name the classes."""
+    from leafward.engine import load_weights, load_yaml
+    from leafward.recipes._hcformer_train import card_of, make_task
+    from leafward.recipes.hcformer import Config
+
+    config = load_yaml(Config, folder.parent.parent / CONFIG)
+    card = card_of(config, make_task(config))
+    model = build(card)
+    load_weights(folder, model)
+    return model.eval(), card

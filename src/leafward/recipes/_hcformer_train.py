@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from leafward.engine import Cluster, RunDirectory, fit, publish, session
 from leafward.errors import DataError, UsageError
 from leafward.files import finite, replacing
 from leafward.recipes import _hcformer_report as report
-from leafward.recipes._hcformer_model import Card, build, open_model, size_arguments
+from leafward.recipes._hcformer_model import Card, build, open_model, size_arguments, starting_point
 from leafward.recipes._members import Member, by_geometry, create_run, finish, plan
 from leafward.recipes.hcformer import MAY_CHANGE, Config
 
@@ -28,15 +29,35 @@ UNITS = "held_out.npy"
 
 
 def train(config: Config, out: Path, *, resume: bool, overwrite: bool) -> dict[str, Any]:
-    """The whole recipe, on every rank. The data are looked at before anything is written."""
+    """The whole recipe, on every rank. Settings and data are looked at before anything is written or removed."""
     with session(config.loop.device) as cluster:
         task = make_task(config)
+        arms = arms_of(config)
+        for arm in arms.values():
+            started(arm, card_of(arm, task))
         if config.check:
             cluster.on_main(task.check)
-        members = plan(config, by_geometry(config), out)
+        members = plan(config, arms, out)
         run = _create(cluster, out, config, resume=resume, overwrite=overwrite)
         results = [_train_member(member, task, cluster, run, out) for member in members]
         return cluster.on_main(lambda: _conclude(config, run, task, members, results))
+
+
+def arms_of(config: Config) -> dict[str, Config]:
+    """What is trained: `config` and, with `twin`, the other geometry; a Euclidean twin is flat on both levels."""
+    arms = by_geometry(config)
+    if config.geometry == "lorentz" and config.twin:
+        arms["euclidean"] = replace(arms["euclidean"], patch_geometry="euclidean")
+    return arms
+
+
+def started(config: Config, card: Card) -> nn.Module:
+    """The model of `card` as its training begins: drawn by the seed, its backbone from `init` where there is one."""
+    torch.manual_seed(config.loop.seed)
+    model = build(card)
+    if config.init is not None:
+        load_backbone(model, starting_point(config.init, card, config.loop.seed))
+    return model
 
 
 def make_task(config: Config) -> VisionTask:
@@ -79,6 +100,7 @@ def card_of(config: Config, task: VisionTask) -> Card:
         classes=task.classes,
         size=config.size,
         decoder=task.decoder,
+        ignore=config.ignore,
     )
 
 
@@ -98,11 +120,8 @@ def _train_member(
         run = _create(cluster, member.path, config, resume=member.begun, overwrite=False)
     if config.loop.compile:
         torch._dynamo.reset()  # every member compiles the same code anew, and only a few versions are allowed
-    torch.manual_seed(config.loop.seed)
     card = card_of(config, task)
-    model = build(card)
-    if config.init is not None:
-        load_backbone(model, config.init)
+    model = started(config, card)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     fitted = fit(model, task, config.loop, config.optim, run, cluster)
     publish(model, member.model, card, cluster)
@@ -150,8 +169,10 @@ def _flat(name: str) -> str:
 
 def backbone_of(model: nn.Module) -> nn.Module:
     """The timm model inside a task's model."""
-    inner = getattr(model, "backbone", model)
+    inner: Any = getattr(model, "backbone", model)
     inner = getattr(inner, "body", inner)  # torchvision's detectors wrap it once more
+    if getattr(inner, "whole", None) is not None:  # a model of segmentation_models_pytorch
+        inner = inner.whole.encoder.model
     return getattr(inner, "model", inner)  # as does timm's feature pyramid
 
 

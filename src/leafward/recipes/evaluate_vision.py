@@ -66,7 +66,8 @@ def _config(args: Args) -> Config:
         raise UsageError(f"{args.target} is a model, not a run: give --data to score it on")
     else:
         card = Card.from_json(load_published(args.target)[0], args.target)
-        config = Config(task=card.task, size=card.size, model=card.model)  # pyright: ignore[reportArgumentType]
+        settings: Any = {"task": card.task, "size": card.size, "model": card.model, "ignore": card.ignore}
+        config = Config(**settings)
     config = replace(config, data=args.data or config.data, taxonomy=args.taxonomy or config.taxonomy)
     return replace(config, sliding=config.sliding or args.sliding)
 

@@ -24,7 +24,8 @@ LEGEND = (
 @dataclass
 class Args:
     target: Annotated[str, tyro.conf.Positional]
-    """A run directory, a published model's folder, or the name of a timm model (untrained), such as hcformer_nano."""
+    """A run directory, a published model's folder, a checkpoint (RUN/checkpoints/step-…), or the name of a timm model
+    (untrained), such as hcformer_nano."""
     images: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Image files."""
     out: Path = Path("explained")

@@ -13,7 +13,7 @@ from timm.data import Mixup, create_transform
 from torch import Tensor, nn
 
 from leafward.engine import Loss
-from leafward.errors import DataError
+from leafward.errors import DataError, UsageError
 from leafward.hierarchy import Taxonomy, metrics
 from leafward.tasks.augment import Augment
 from leafward.tasks.images import ImageSet, ImageSets, check, check_classes
@@ -75,16 +75,7 @@ class Classification:
             "std": tuple(std),
             "interpolation": "bicubic",
         }
-        training: Any = create_transform(
-            **common,
-            is_training=True,
-            scale=augment.scale,
-            hflip=augment.hflip,
-            color_jitter=augment.jitter or None,  # pyright: ignore[reportArgumentType]  (its own default is None-able)
-            auto_augment=augment.auto,
-            re_prob=augment.erase,
-            re_mode="pixel",
-        )
+        training = _augmentation(augment, common)
         plain: Any = create_transform(**common, is_training=False, crop_pct=crop)
         self.dataset, self.held_out = Pictures(sets.train, training), Pictures(sets.held_out, plain)
         self.smoothing = augment.smoothing
@@ -99,6 +90,8 @@ class Classification:
 
     def check(self) -> None:
         """Look at all the data before training starts; whatever is wrong is reported by the name of its file."""
+        if len(self.classes) < 2:
+            raise DataError(f"there must be at least two classes to tell apart, not {self.classes}")
         check(self.sets.train, "training images")
         check_classes(self.sets.train, "training images")
         check(self.sets.held_out, "held-out images")
@@ -133,6 +126,22 @@ class Classification:
             logits.append(model(images.to(device)).float().cpu())
             labels.append(label)
         return Predictions(torch.cat(logits), torch.cat(labels))
+
+
+def _augmentation(augment: Augment, common: dict[str, Any]) -> Any:
+    try:
+        return create_transform(
+            **common,
+            is_training=True,
+            scale=augment.scale,
+            hflip=augment.hflip,
+            color_jitter=augment.jitter or None,  # pyright: ignore[reportArgumentType]  (its own default is None-able)
+            auto_augment=augment.auto,
+            re_prob=augment.erase,
+            re_mode="pixel",
+        )
+    except (AssertionError, KeyError, ValueError) as error:  # as timm refuses a policy
+        raise UsageError(f"augment.auto is {augment.auto!r}, which timm does not take: {error}") from None
 
 
 def _check_taxonomy(taxonomy: Taxonomy, classes: Sequence[str]) -> None:

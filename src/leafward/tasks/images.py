@@ -8,6 +8,7 @@ Whatever is wrong with a file is reported by its name, before training starts.
 
 from __future__ import annotations
 
+import inspect
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -65,27 +66,37 @@ def read_image(source: str | Path | bytes, name: str = "") -> Image:
         if not isinstance(source, bytes):
             check_size(source)
         with pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-            return image.convert("RGB")
+            return _rgb(image)
     except (DataError, OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
         what = name or ("an image" if isinstance(source, bytes) else source)
         raise DataError(f"{what} cannot be read as an image: {error}") from None
 
 
+def _rgb(image: Image) -> Image:
+    """8 bits for each colour. Pillow itself would cut off what lies above 255: a picture of 16 bits becomes white."""
+    if image.mode.startswith("I;16"):
+        pillow = require("PIL.Image", "vision")
+        return pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode in ("I", "F"):
+        raise DataError(f"its pixels have 32 bits (mode {image.mode}); save it with 8 or 16")
+    return image.convert("RGB")
+
+
 def load_images(data: str | Path, held_out: float = 0.1, seed: int = 0) -> ImageSets:
     """Read a data set by its kind: a folder of class folders, one with train/ and val/ of those, a Parquet file with
-    encoded images or a folder of such files, a Hugging Face data set on disk, arrays in an .npz file, or
-    torchvision:NAME:FOLDER.
+    encoded images or a folder of such files (also below `data`, as on the Hugging Face hub, with the split in their
+    names), a Hugging Face data set on disk, arrays in an .npz file, or torchvision:NAME:FOLDER.
 
     Data without a split of their own give the part `held_out` of each class away, drawn by `seed`.
     """
     text = str(data)
     path = Path(text)
     if text.startswith("torchvision:"):
-        return _torchvision(text)
+        return _torchvision(text, held_out, seed)
     if path.suffix == ".npz":
         return _divide(_arrays(path), held_out, seed)
-    if path.suffix == ".parquet" or (path.is_dir() and any(path.glob("*.parquet"))):
-        return _by_split(*_parquet(path), held_out, seed)
+    if files := _parquet_files(path):
+        return _by_split(*_parquet(path, files), held_out, seed)
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
         return _hugging_face(path, held_out, seed)
     if path.is_dir():
@@ -131,7 +142,7 @@ def _folders(path: Path, held_out: float, seed: int) -> ImageSets:
 
 
 def _class_folders(path: Path, classes: list[str] | None = None) -> ImageSet:
-    found = sorted(p.name for p in path.iterdir() if p.is_dir())
+    found = sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
     if not found:
         raise DataError(f"{path} has no folders of classes")
     classes = classes or found
@@ -178,10 +189,17 @@ def from_arrays(
     return ImageSet(given, labels.astype(np.int64), names, lambda i: pillow.fromarray(images[i]).convert("RGB"))
 
 
-def _parquet(path: Path) -> tuple[ImageSet, list[str] | None]:
-    arrow = require("pyarrow.parquet", "vision")
+def _parquet_files(path: Path) -> list[Path]:
+    if path.suffix == ".parquet":
+        return [path]
+    return sorted(path.glob("*.parquet")) or sorted(path.glob("data/*.parquet"))
+
+
+def _parquet(path: Path, files: list[Path]) -> tuple[ImageSet, list[str] | None]:
+    parquet, arrow = require("pyarrow.parquet", "vision"), require("pyarrow", "vision")
     try:
-        table = arrow.read_table(sorted(path.glob("*.parquet")) if path.is_dir() else path)
+        tables = [parquet.read_table(file) for file in files]
+        table = arrow.concat_tables(tables, promote_options="default")
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from None
     columns = set(table.column_names)
@@ -194,26 +212,42 @@ def _parquet(path: Path) -> tuple[ImageSet, list[str] | None]:
     values = table[label].to_pylist()
     classes, labels = _encoded(values, path)
     cells = table[image]
-    file = table["file"].to_pylist() if "file" in columns else range(len(values))
-    names = [f"{path}: {name}" for name in file]
+    rows = [(file, row) for file, part in zip(files, tables, strict=True) for row in range(len(part))]
+    given = table["file"].to_pylist() if "file" in columns else [row for _, row in rows]
+    names = [f"{file}: {name}" for (file, _), name in zip(rows, given, strict=True)]
 
     def read(i: int) -> Image:
         cell = cells[i].as_py()
-        return read_image(cell["bytes"] if isinstance(cell, dict) else cell, names[i])
+        encoded = cell.get("bytes") if isinstance(cell, dict) else cell
+        if not isinstance(encoded, bytes):
+            raise DataError(f"{names[i]} has no encoded image in the column {image}")
+        return read_image(encoded, names[i])
 
-    return ImageSet(classes, labels, names, read), table["split"].to_pylist() if "split" in columns else None
+    splits = table["split"].to_pylist() if "split" in columns else _splits_by_name([file for file, _ in rows])
+    return ImageSet(classes, labels, names, read), splits
 
 
-def _encoded(values: list[Any], path: Path) -> tuple[list[str], np.ndarray]:
-    """Class names and labels from a column of texts or whole numbers."""
+def _splits_by_name(files: list[Path]) -> list[str] | None:
+    """The split of each row from its file's name, such as train-00000-of-00002.parquet; None where they do not say."""
+    words = [file.stem.partition("-")[0] for file in files]
+    said = set(words)
+    if said - {*TRAIN, *HELD_OUT} or said.isdisjoint(TRAIN) or said.isdisjoint(HELD_OUT):
+        return None
+    return words
+
+
+def _encoded(values: Sequence[Any], path: Path, classes: list[str] | None = None) -> tuple[list[str], np.ndarray]:
+    """Class names and labels from a column of texts or whole numbers; `classes` are those of the training part."""
     if all(isinstance(value, str) for value in values):
-        classes = sorted(set(values))
+        classes = classes or sorted(set(values))
         places = {name: k for k, name in enumerate(classes)}
+        if unknown := set(values) - set(places):
+            raise DataError(f"{path}: the training images do not have the class {min(unknown)!r}")
         return classes, np.array([places[value] for value in values], dtype=np.int64)
     if not all(isinstance(value, int) for value in values):
         raise DataError(f"{path}: labels must be texts or whole numbers, all of one kind")
     labels = np.array(values, dtype=np.int64)
-    return _numbers(labels), labels
+    return classes or _numbers(labels), labels
 
 
 def _by_split(images: ImageSet, splits: list[str] | None, held_out: float, seed: int) -> ImageSets:
@@ -242,51 +276,64 @@ def _hugging_face(path: Path, held_out: float, seed: int) -> ImageSets:
 
 
 def _hugging_face_set(found: Any, path: Path, classes: list[str] | None = None) -> ImageSet:
+    found = found.with_format(None)  # saved with another one it would not give PIL images
     columns = found.column_names
     image = next((name for name in ("image", "img") if name in columns), None)
     label = next((name for name in ("label", "labels", "fine_label") if name in columns), None)
     if image is None or label is None:
         raise DataError(f"{path} needs the columns image and label; it has {columns}")
-    try:
-        labels = np.array(found[label], dtype=np.int64)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{path}: the column {label} must hold whole numbers: {error}") from None
-    given = classes or getattr(found.features[label], "names", None) or _numbers(labels)
+    given, labels = _encoded(found[label][:], path, classes or getattr(found.features[label], "names", None))
     names = [f"{path}[{i}]" for i in range(len(labels))]
-    return ImageSet(list(given), labels, names, _reader(names, lambda i: found[i][image]))
+    return ImageSet(given, labels, names, _reader(names, lambda i: found[i][image]))
 
 
-def _torchvision(text: str) -> ImageSets:
-    """torchvision:NAME:FOLDER, for data sets whose images come with one label and with `train` or `split`."""
-    import inspect
+TORCHVISION_SPLITS = (("train", "trainval", "train-standard"), ("test", "val"))
+"""What torchvision's data sets call the part to train on, and the one to score on."""
 
+
+def _torchvision(text: str, held_out: float, seed: int) -> ImageSets:
+    """torchvision:NAME:FOLDER, for data sets whose images come with one label."""
     datasets = require("torchvision.datasets", "vision")
     parts = text.split(":", 2)
     if len(parts) != 3:
         raise UsageError(f"write torchvision data as torchvision:NAME:FOLDER, not {text!r}")
     _, name, folder = parts
     kind = getattr(datasets, name, None)
-    if kind is None:
+    if not (isinstance(kind, type) and issubclass(kind, datasets.VisionDataset)):
         raise UsageError(f"torchvision has no data set {name!r}; {nearest(name, datasets.__all__)}")
     choices = inspect.signature(kind).parameters
-    if "train" in choices:
-        arguments: list[dict[str, Any]] = [{"train": True}, {"train": False}]
-    elif "split" in choices:
-        arguments = [{"split": "train"}, {"split": "test"}]
-    else:
-        raise UsageError(f"torchvision's {name} has neither train nor split; export it to folders instead")
     try:
-        pair = [kind(folder, **argument) for argument in arguments]
-    except (RuntimeError, OSError, ValueError) as error:
+        if "train" in choices:
+            pair = [kind(folder, train=part) for part in (True, False)]  # pyright: ignore[reportCallIssue]
+        elif "split" in choices:
+            pair = [_torchvision_split(kind, folder, names) for names in TORCHVISION_SPLITS]
+        else:
+            return _divide(from_dataset(kind(folder), text), held_out, seed)
+    except (RuntimeError, OSError, TypeError, ValueError) as error:
         raise DataError(f"torchvision's {name} cannot be read from {folder}: {error}") from None
     train = from_dataset(pair[0], text)
     return ImageSets(train, from_dataset(pair[1], text, train.classes))
 
 
+def _torchvision_split(kind: Any, folder: str, names: Sequence[str]) -> Any:
+    """The first of the splits `names` that the data set has; torchvision says by a ValueError that it has not."""
+    for name in names[:-1]:
+        try:
+            return kind(folder, split=name)
+        except ValueError:
+            continue
+    return kind(folder, split=names[-1])
+
+
 def from_dataset(found: Any, name: str, classes: list[str] | None = None) -> ImageSet:
     """A torchvision classification data set: items are (PIL image, label). `classes` are those of its training part."""
     labels = getattr(found, "targets", getattr(found, "labels", getattr(found, "_labels", None)))
-    values = np.asarray([found[i][1] for i in range(len(found))] if labels is None else labels, dtype=np.int64)
+    if labels is None:
+        labels = [found[i][1] for i in range(len(found))]
+    try:
+        values = np.asarray(labels, dtype=np.int64).reshape(len(found))
+    except (TypeError, ValueError):
+        raise DataError(f"{name}: every image must have one whole number as its label") from None
     given = classes or [str(c) for c in getattr(found, "classes", _numbers(values))]
     where = [f"{name}[{i}]" for i in range(len(values))]
     return ImageSet(given, values, where, _reader(where, lambda i: found[i][0]))
@@ -297,8 +344,8 @@ def _reader(names: Sequence[str], item: Callable[[int], Any]) -> Callable[[int],
 
     def read(i: int) -> Image:
         try:
-            return item(i).convert("RGB")
-        except (OSError, SyntaxError, ValueError) as error:
+            return _rgb(item(i))
+        except (DataError, OSError, SyntaxError, ValueError) as error:
             raise DataError(f"{names[i]} cannot be read as an image: {error}") from None
 
     return read

@@ -51,7 +51,14 @@ class Scenes:
 
     def mask(self, index: int) -> np.ndarray:
         """(H, W) int32 of class numbers and `IGNORED`."""
-        return _labels(self.pairs[index][1], self.ignore)
+        file = self.pairs[index][1]
+        labels = _labels(file, self.ignore)
+        if (highest := labels.max(initial=IGNORED)) >= len(self.classes):
+            raise DataError(
+                f"the mask {file} has label {highest}, of {len(self.classes)} classes; "
+                "ignore gives the number of the pixels that do not count"
+            )
+        return labels
 
 
 @dataclass(frozen=True)
@@ -159,13 +166,7 @@ def check(scenes: Scenes, what: str, complete: bool) -> None:
         labels = scenes.mask(index)
         if labels.shape != (height, width):
             raise DataError(f"{what}: the mask {mask} is {labels.shape[::-1]}, its image {file} is {(width, height)}")
-        present = np.unique(labels[labels != IGNORED])
-        if len(present) and present[-1] >= len(scenes.classes):
-            raise DataError(
-                f"{what}: the mask {mask} has label {present[-1]}, of {len(scenes.classes)} classes; "
-                "ignore gives the number of the pixels that do not count"
-            )
-        seen[present] = True
+        seen[np.unique(labels[labels != IGNORED])] = True
     if complete and not seen.all():
         name = scenes.classes[int(np.flatnonzero(~seen)[0])]
         raise DataError(f"{what}: no mask has a pixel of class {name!r}")
@@ -217,10 +218,10 @@ class SegmentationModel(nn.Module):
     ) -> None:
         super().__init__()
         if classes < 2:
-            raise UsageError(f"segmentation needs at least two classes, got {classes}")
+            hint = "of masks with 0 and 255, where 255 does not count, save those as 0 and 1"
+            raise UsageError(f"segmentation needs at least two classes, got {classes}; {hint}")
         if decoder.startswith("smp:"):
             self.whole = _smp(decoder.removeprefix("smp:"), model, classes, dict(arguments or {}))
-            self.backbone = self.whole.encoder.model
             return
         if decoder != "semantic-fpn":
             raise UsageError(f"decoder must be semantic-fpn or smp:NAME, got {decoder!r}")
