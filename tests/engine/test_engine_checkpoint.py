@@ -227,6 +227,21 @@ def test_publish_keeps_tied_weights_and_replaces_in_one_step(tmp_path: Path) -> 
     assert sorted(entry.name for entry in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
 
 
+def test_publish_of_a_module_registered_twice_with_a_buffer_that_is_not_kept(tmp_path: Path) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Linear(2, 2)
+            self.one.register_buffer("places", torch.arange(2), persistent=False)
+            self.other = self.one
+
+    model = Twice()
+    publish(model, tmp_path / "model", {})
+    _, tensors = load_published(tmp_path / "model")
+    assert "other.places" not in tensors
+    Twice().load_state_dict(tensors)
+
+
 def test_publish_never_replaces_other_things(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(UsageError, match="not empty"):

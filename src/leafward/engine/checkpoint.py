@@ -155,10 +155,11 @@ def verify(path: str | Path) -> Manifest:
 
 
 def second_names(model: nn.Module) -> dict[str, str]:
-    """The other names of tied parameters and buffers, each with the name that comes first."""
+    """The other names of tied parameters and buffers that are kept, each with the name that comes first."""
     firsts: dict[int, str] = {}
+    kept = model.state_dict().keys()
     named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    owners = {name: firsts.setdefault(id(tensor), name) for name, tensor in named}
+    owners = {name: firsts.setdefault(id(tensor), name) for name, tensor in named if name in kept}
     return {name: owner for name, owner in owners.items() if name != owner}
 
 
