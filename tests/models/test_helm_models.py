@@ -99,7 +99,7 @@ def test_start_keeps_tokens_apart_and_experts_busy(preset, geometry):
 @tiny
 @both
 def test_cached_logits_equal_the_full_forward(preset, geometry):
-    model = stirred(preset, geometry=geometry, query_latent=24)
+    model = stirred(preset, geometry=geometry, query_latent=24 if "mice" in preset else None)
     x = tokens(2, 20)
     with torch.no_grad():
         whole = model(x).logits
@@ -132,6 +132,34 @@ def test_cache_of_fixed_size(preset, geometry):
         for how in ({}, {"cache_implementation": "static", "disable_compile": True})
     ]
     assert torch.equal(*texts)
+
+
+@tiny
+@both
+def test_sliding_window_in_caches_that_drop_what_is_out_of_sight(preset, geometry):
+    """Their keys do not begin with the first token. The first text of the batch is padded."""
+    window = 4
+    model = stirred(preset, geometry=geometry, sliding_window=window)
+    x = tokens(2, 12)
+    mask = torch.ones_like(x)
+    mask[0, :3] = 0
+    with torch.no_grad():
+        whole = model(x, attention_mask=mask).logits
+        caches = None, transformers.StaticCache(config=model.config, max_cache_len=20)
+        for cache in caches:
+            parts = []
+            for first, last in itertools.pairwise((0, 2, 3, 9, 10, 11, 12)):
+                seen = mask[:, :last]
+                out = model(x[:, first:last], attention_mask=seen, past_key_values=cache, use_cache=True)
+                cache = out.past_key_values
+                parts.append(out.logits)
+            assert all(layer.keys.shape[2] <= window for layer in cache.layers)
+            logits = torch.cat(parts, dim=1)
+            torch.testing.assert_close(logits[mask.bool()], whole[mask.bool()], rtol=1e-5, atol=1e-5)
+    ways = ({"use_cache": False}, {}, {"cache_implementation": "static", "disable_compile": True})
+    texts = [model.generate(x, attention_mask=mask, max_new_tokens=6, pad_token_id=0, **how) for how in ways]
+    assert torch.equal(texts[0], texts[1])
+    assert torch.equal(texts[0], texts[2])
 
 
 def test_cache_holds_as_many_numbers_as_it_should():
@@ -190,6 +218,36 @@ def test_saved_and_loaded(preset, tied, tmp_path):
     assert (loaded.head.weight is loaded.model.embed.weight) == tied
 
 
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("head", ["linear", "distance"])
+def test_the_vocabulary_can_change(head, tied, tmp_path):
+    """transformers' own way stops at the head and leaves a model with two vocabularies."""
+    model, x = stirred("helm-d-tiny", head=head, tie_word_embeddings=tied), tokens(2, 9)
+    before = model(x).logits
+    model.resize_token_embeddings(520, pad_to_multiple_of=64)
+    assert model.config.vocab_size == 576
+    torch.testing.assert_close(model(x).logits[..., :512], before)
+    assert (model.head.weight is model.model.embed.weight) == tied
+    x[0, 0] = 575
+    model(x, labels=x).loss.backward()
+    assert model.model.embed.weight.grad[575].abs().max() > 0
+    model.save_pretrained(tmp_path)
+    assert torch.equal(transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()(x).logits, model(x).logits)
+    model.resize_token_embeddings(512)
+    assert model(x.clamp_max(511)).logits.shape[-1] == 512
+
+
+def test_loaded_in_a_half_type_as_it_is_cast_to_one(tmp_path):
+    """Gates and curvatures stay in float32: sums of small steps and near-ties do not survive a half type."""
+    model = stirred("helm-mice-tiny", learn_curvatures=True)
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    cast = model.bfloat16().state_dict()
+    for name, value in loaded.state_dict().items():
+        assert value.dtype == cast[name].dtype, name
+        assert torch.equal(value, cast[name]), name
+
+
 @pytest.mark.parametrize(("preset", "geometry"), [(TINY[0], BOTH[1]), (TINY[1], BOTH[0])])
 def test_compiles_without_a_break(preset, geometry):
     model = stirred(preset, geometry=geometry, num_hidden_layers=1, num_dense_layers=0).train()
@@ -211,6 +269,23 @@ def test_activation_checkpointing_changes_nothing(preset):
     plain = torch.autograd.grad(model(x, labels=x).loss, trained)
     model.gradient_checkpointing_enable()
     torch.testing.assert_close(torch.autograd.grad(model(x, labels=x).loss, trained), plain)
+
+
+def test_losses_of_the_parts_of_a_step_add_up():
+    """Trainer leaves it to a model that takes any keyword to divide; a mean of each part was their number too large."""
+    model = stirred("helm-d-tiny").train()
+    x = tokens(4, 10)
+    labels = x.masked_fill(torch.rand(4, 10) < 0.3, -100)
+    items = (labels[:, 1:] != -100).sum()
+    parts = [model(x[i : i + 2], labels=labels[i : i + 2], num_items_in_batch=items).loss for i in (0, 2)]
+    torch.testing.assert_close(parts[0] + parts[1], model(x, labels=labels).loss)
+
+
+def test_logits_of_chosen_places():
+    model, x = stirred("helm-d-tiny"), tokens(2, 9)
+    whole = model(x).logits
+    assert torch.equal(model(x, logits_to_keep=torch.tensor([0, 5])).logits, whole[:, [0, 5]])
+    assert torch.equal(model(x, logits_to_keep=2).logits, whole[:, -2:])
 
 
 @tiny
@@ -262,9 +337,58 @@ def test_learns_and_holds_in_bfloat16(preset, geometry):
         (lambda: HelmConfig(geometry="poincare"), "geometry is 'poincare'"),
         (lambda: HelmConfig(rope_stretch={"factor": 0.5, "trained": 10}), "factor must be at least 1"),
         (lambda: build("helm-d-tiny")(), "exactly one of input_ids"),
+        (lambda: build("helm-d-tiny")(tokens(2, 9), attention_mask=torch.ones(2, 5)), "attention_mask must have shape"),
+        (lambda: build("helm-d-tiny")(tokens(2, 9), documents=tokens(2, 5)), "documents must have shape"),
     ],
 )
-def test_bad_settings_are_named(make, words):
+def test_bad_arguments_are_named(make, words):
     with pytest.raises(UsageError) as caught:
         make()
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("vocab_size", 0),
+        ("vocab_size", "512"),
+        ("hidden_size", 60.5),
+        ("num_hidden_layers", 0),
+        ("num_attention_heads", 0),
+        ("num_attention_heads", 5),
+        ("num_key_value_heads", 0),
+        ("num_key_value_heads", 3),
+        ("head_dim", 7),
+        ("kv_latent", 0),
+        ("query_latent", 24),  # without kv_latent
+        ("num_experts", -1),
+        ("num_shared_experts", -1),
+        ("num_active_experts", 0),
+        ("expert_curvatures", (5.0, 0.2)),
+        ("expert_curvatures", (1.0,)),
+        ("learn_curvatures", "False"),
+        ("balance_weight", math.nan),
+        ("residual_scale", 0.0),
+        ("embedding_radius", -1.0),
+        ("head", "cosine"),
+        ("rope_stretch", {"factr": 2.0}),
+        ("rope_stretch", {"factor": 2.0}),
+        ("rope_stretch", 2.0),
+        ("sliding_window", 1),
+        ("max_position_embeddings", 0),
+        ("rms_norm_eps", -1.0),
+    ],
+)
+def test_settings_that_make_no_model_are_refused_at_once(setting, value):
+    """Not when the model is built, in the middle of a run, or never."""
+    with pytest.raises(UsageError, match=setting):
+        HelmConfig.preset("helm-d-tiny", **{setting: value})
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("num_active_experts", 5), ("num_key_value_heads", 2), ("rope_width", 7), ("expert_curvatures", (1.0, 1.0))],
+)
+def test_settings_that_do_not_go_together_are_refused(setting, value):
+    with pytest.raises(UsageError, match=setting):
+        HelmConfig.preset("helm-mice-tiny", **{"learn_curvatures": True, setting: value})

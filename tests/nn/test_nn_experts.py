@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from leafward.errors import UsageError
 from leafward.geometry import lorentz
 from leafward.nn import Curvatures, Gate, MiCE, Space
 from leafward.nn.experts import ExpertBank
@@ -252,6 +253,17 @@ def test_every_expert_gets_tokens_at_the_start():
         layer = MiCE(256, 64, experts=8, active=2)
         layer(torch.randn(2, 2048, 256))
         assert layer.gate.load.min() > 200
+
+
+def test_bounds_that_are_one_number_make_it_the_curvature_of_all():
+    """The paper's ablation, MiCE-Const."""
+    layer = stirred(shared=1, curvatures=(0.7, 0.7))
+    assert layer.routed.curvature is not None
+    torch.testing.assert_close(layer.routed.curvature(), torch.full((5,), 0.7, dtype=torch.float64))
+    s = torch.randn(1, 5, WIDTH, dtype=torch.float64)
+    torch.testing.assert_close(layer(s)[0], brute(layer, s))
+    with pytest.raises(UsageError, match="low = high where they are not learned"):
+        Curvatures(4, 0.7, 0.7, trainable=True)
 
 
 def test_curvatures_are_spread_bounded_and_stay_wide():

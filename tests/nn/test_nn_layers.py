@@ -20,6 +20,7 @@ from leafward.nn import (
     Residual,
     RMSNorm,
     Space,
+    Stretch,
     visible,
 )
 
@@ -220,6 +221,10 @@ def test_embedding_starts_at_the_chosen_radius_and_trains():
         (lambda: Head(8, 8, kind="linaer"), "did you mean 'linear'"),
         (lambda: HoPE(7), "dim must be even"),
         (lambda: Embedding(8, 8, radius=-1.0), "radius must be"),
+        (lambda: Embedding(8, 8, radius=1000.0), "radius must be below 40"),
+        (lambda: RMSNorm(8, eps=-1.0), "eps must be"),
+        (lambda: HoPE(8, stretch=Stretch(float("inf"), 10)), "factor must be"),
+        (lambda: HoPE(8, stretch=Stretch(2.0, 0)), "trained must be"),
         (lambda: visible(window=0), "window must be at least 1"),
         (lambda: visible(documents=torch.zeros(3)), "(batch, length)"),
     ],

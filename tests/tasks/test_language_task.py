@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -240,6 +241,11 @@ def test_a_saved_model_is_a_hugging_face_folder(corpus, trained, tmp_path):
     assert ids[0, 0] == tokenizer.bos_token_id
     assert torch.equal(loaded.eval()(ids).logits, model.eval()(ids).logits)
     assert torch.equal(load_model(tmp_path / "model")[0](ids).logits, model(ids).logits)
+    texts = ["one", "one two three four"]
+    batch = loaded.generate(**tokenizer(texts, return_tensors="pt", padding=True), max_new_tokens=4, do_sample=False)
+    for text, row in zip(texts, batch, strict=True):
+        alone = loaded.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=4, do_sample=False)
+        assert torch.equal(row[-4:], alone[0, -4:]), "padded on the right, a short text would go on from its padding"
     with pytest.raises(DataError, match="does not hold a model"):
         load_model(tmp_path)
     (tmp_path / "model" / "model.safetensors").write_bytes(b"x" * 100)
@@ -248,6 +254,24 @@ def test_a_saved_model_is_a_hugging_face_folder(corpus, trained, tmp_path):
     with pytest.raises(DataError, match="holds a model of type 'llama', not 'helm'"):
         load_model(tmp_path / "other")
     with pytest.raises(DataError, match="cannot load the model in"):
+        load_model(tmp_path / "model")
+
+
+def test_a_folder_whose_parts_do_not_fit_is_refused(corpus, trained, tmp_path):
+    """transformers would go on with random weights for what is missing."""
+    save_model(trained[0], corpus.tokenizer, tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    settings = json.loads(file.read_text())
+    for layers, words in ((3, r"misses 'model\.layers\.2"), (1, r"has too much, for instance 'model\.layers\.1")):
+        file.write_text(json.dumps({**settings, "num_hidden_layers": layers}))
+        with pytest.raises(DataError, match=words):
+            load_model(tmp_path / "model")
+    file.write_text(json.dumps(settings))
+    words = {f"<{n}>": n for n in range(2000)} | {"</s>": 2000}
+    tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<0>")).save(
+        str(tmp_path / "model" / "tokenizer.json")
+    )
+    with pytest.raises(DataError, match="has 2002 tokens, more than the model's"):
         load_model(tmp_path / "model")
 
 

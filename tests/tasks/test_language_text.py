@@ -80,6 +80,7 @@ WRONG = {
         (b'{"text": null}', "a.jsonl, line 1: the field 'text' must hold text, not None"),
         (b'{"text": "x"}\n{"text": "\xf6"}', "a.jsonl, line 2: byte 0xf6"),
         (b'{"text": ""}', "a.jsonl holds no text"),
+        (b'{"text": "x"}\n{"text": "\\ud800"}', r"a.jsonl, line 2: '\\ud800' in the field 'text' is not a character"),
     ],
     "a.txt.gz": [
         (b"not gzipped", "cannot read .*a.txt.gz"),
@@ -104,6 +105,13 @@ def test_a_parquet_file_without_the_column(tmp_path):
     with pytest.raises(DataError, match=r"a.parquet: there is no column 'text'; did you mean 'content'\?|allowed"):
         read(tmp_path / "a.parquet")
     assert read(tmp_path / "a.parquet", "content") == ["x"]
+
+
+def test_a_parquet_file_with_bytes_that_are_no_text(tmp_path):
+    column = pyarrow.array([b"one", b"Gr\xf6\xdfe"], pyarrow.binary()).view(pyarrow.string())
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a.parquet, rows 1 to 2: the field 'text' is not valid UTF-8.*0xf6"):
+        read(tmp_path / "a.parquet")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from leafward.models import HelmConfig, HelmForCausalLM
 from leafward.tasks.language import Corpus, Shard, Windows, load_tokenizer, prepare, train_tokenizer
 from leafward.tasks.language.corpus import held_out
 from leafward.tasks.language.shards import token_type, write_shards
-from leafward.tasks.language.tokenizer import END, encode
+from leafward.tasks.language.tokenizer import END, encode, size
 
 TEXTS = [f"The {animal} said {n} times: leaf, root, leaf.\n" for n in range(12) for animal in ("fox", "owl", "ünï")]
 
@@ -63,6 +63,32 @@ def test_tokenizers_that_are_given(tmp_path, tokenizer):
         load_tokenizer(tmp_path / "broken.json")
     with pytest.raises(DataError, match="there is no tokenizer at"):
         load_tokenizer(tmp_path / "missing.json")
+
+
+def test_a_tokenizer_that_cuts_and_fills_texts_does_neither_here(tmp_path, tokenizer):
+    """The tokenizer.json of an encoder says how long its texts are; documents would be cut to that without a word."""
+    backend = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.enable_truncation(16)
+    backend.enable_padding(length=20, pad_token=END)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    texts = ["The fox", TEXTS[0] * 20]
+    assert encode(load_tokenizer(tmp_path / "tokenizer.json"), texts) == encode(tokenizer, texts)
+
+
+def test_a_tokenizer_that_cannot_encode_is_named(tmp_path):
+    words = tokenizers.models.WordLevel({"leaf": 0, "</s>": 1}, unk_token="[UNK]")
+    tokenizers.Tokenizer(words).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(DataError, match=r"cannot encode the text: .*\[UNK\]"):
+        encode(load_tokenizer(tmp_path / "tokenizer.json"), ["root"])
+
+
+def test_the_numbers_of_tokens_may_have_gaps(tmp_path):
+    words = tokenizers.models.WordLevel({"leaf": 0, "</s>": 70_000}, unk_token="leaf")
+    tokenizers.Tokenizer(words).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "a.txt").write_text("leaf leaf")
+    corpus = prepare(tmp_path / "a.txt", tmp_path / "cache", tokenizer=tmp_path / "tokenizer.json")
+    assert size(corpus.tokenizer) == 70_001 > len(corpus.tokenizer)
+    assert corpus.train.tokens.max() == 70_000
 
 
 def test_shards_equal_direct_tokenisation(folder, tokenizer):

@@ -7,8 +7,11 @@ import math
 import torch
 from torch import nn
 
-from leafward.errors import UsageError
+from leafward.errors import need
 from leafward.nn.space import LORENTZ, Space, positive
+
+FARTHEST = 40.0
+"""Times 1/√c: the largest radius at which tokens can start."""
 
 
 class Embedding(nn.Embedding):
@@ -27,8 +30,9 @@ class Embedding(nn.Embedding):
         space: Space = LORENTZ,
     ) -> None:
         positive(tokens=tokens, width=width)
-        if not 0.0 < radius < math.inf:
-            raise UsageError(f"radius must be a positive finite number, got {radius!r}")
+        need(0.0 < radius < math.inf, "radius", "a positive finite number", radius)
+        if space.curved:  # |s|² = sinh²(√c r)/c must be a number of float32
+            need(space.c**0.5 * radius < FARTHEST, "radius", f"below {FARTHEST:g}/√c in float32", radius)
         self.radius, self.space = float(radius), space
         super().__init__(tokens, width, padding_idx=padding_idx)
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leafward.errors import UsageError
+from leafward.errors import UsageError, need
 from leafward.geometry import Curvature, lorentz
 from leafward.geometry.scalars import norm, wide
 from leafward.nn import kernels
@@ -29,11 +29,14 @@ Matmul = Callable[[Tensor, Tensor], Tensor]
 class Curvatures(Curvature):
     """One curvature per expert, in log space within bounds, spread evenly there at the start: () -> (count,).
 
-    Fixed unless `trainable`.
+    Fixed unless `trainable`. Bounds that are one number make it the curvature of all (the paper's MiCE-Const).
     """
 
     def __init__(self, count: int, low: float, high: float, trainable: bool = False) -> None:
-        super().__init__(math.sqrt(low * high) if 0 < low < high else low, low, high, trainable)
+        nn.Module.__init__(self)
+        fine = 0.0 < low < high < math.inf or (0.0 < low == high < math.inf and not trainable)
+        need(fine, "curvatures", "0 < low < high, or low = high where they are not learned", (low, high))
+        self.low, self.high = float(low), float(high)
         self.theta = nn.Parameter(torch.empty(count), requires_grad=trainable)
         self.reset_parameters()
 

@@ -17,6 +17,8 @@ from leafward.nn.space import LORENTZ, Space, positive, working_dtype
 KINDS = ("linear", "distance")
 CHUNK = 1 << 26
 """Logits held at a time."""
+IGNORED = -100
+"""The label of what is not predicted."""
 
 
 class Head(nn.Module):
@@ -51,7 +53,7 @@ class Head(nn.Module):
         features, matrix = self.lanes(s)
         return wide(F.linear(features, matrix))
 
-    def loss(self, s: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
+    def loss(self, s: Tensor, targets: Tensor, ignore_index: int = IGNORED) -> Tensor:
         """Mean cross-entropy of s (..., width) against targets (...), by chunks; ignored targets do not count."""
         features, matrix = self.lanes(s)
         return chunked_cross_entropy(features.flatten(0, -2), matrix, targets.flatten(), ignore_index)
@@ -68,7 +70,7 @@ class Head(nn.Module):
         return pad_lanes([x, self.space.time(x).to(dtype)]), pad_lanes([weight, self.time_weight.to(dtype)])
 
 
-def chunked_cross_entropy(features: Tensor, matrix: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
+def chunked_cross_entropy(features: Tensor, matrix: Tensor, targets: Tensor, ignore_index: int = IGNORED) -> Tensor:
     """Mean cross-entropy of logits features (N, K) @ matrix (V, K)ᵀ against targets (N,), in float32 or better.
 
     At most `CHUNK` logits exist at a time, forward and backward: the gradients, known as soon as a chunk's

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leafward.errors import need
 from leafward.geometry.scalars import wide
 from leafward.nn.space import Space, positive
 
@@ -19,6 +22,7 @@ class RMSNorm(nn.Module):
     def __init__(self, width: int, eps: float = 1e-6) -> None:
         super().__init__()
         positive(width=width)
+        need(0.0 <= eps < math.inf, "eps", "a finite number >= 0", eps)
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(width))
         self.reset_parameters()

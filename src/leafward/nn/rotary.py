@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from leafward.errors import UsageError, nearest
+from leafward.errors import UsageError, nearest, need
+from leafward.nn.space import positive
 
 KINDS = ("linear", "yarn")
 Table = tuple[Tensor, Tensor]
@@ -34,12 +35,9 @@ class Stretch:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise UsageError(f"kind is {self.kind!r}; {nearest(self.kind, KINDS)}")
-        if not self.factor >= 1.0:
-            raise UsageError(f"factor must be at least 1, got {self.factor!r}")
-        if self.trained < 1 or not self.fast > self.slow > 0.0:
-            raise UsageError(
-                f"needs trained >= 1 and fast > slow > 0, got {self.trained}, fast={self.fast}, slow={self.slow}"
-            )
+        need(1.0 <= self.factor < math.inf, "factor", "at least 1 and finite", self.factor)
+        positive(trained=self.trained)
+        need(self.fast > self.slow > 0.0, "fast and slow", "numbers with fast > slow > 0", (self.fast, self.slow))
 
     @property
     def sharpness(self) -> float:
@@ -61,8 +59,7 @@ class HoPE:
     def __post_init__(self) -> None:
         if self.dim < 2 or self.dim % 2:
             raise UsageError(f"dim must be even and at least 2, got {self.dim}")
-        if not self.theta > 1.0:
-            raise UsageError(f"theta must be above 1, got {self.theta!r}")
+        need(1.0 < self.theta < math.inf, "theta", "above 1 and finite", self.theta)
 
     @property
     def sharpness(self) -> float:

@@ -66,7 +66,8 @@ def _scored(name: str, ours: Sequence[Record], twins: Sequence[Record]) -> Numbe
     value, interval, over = _over(name, ours)
     twin, twin_interval, _ = _over(name, twins) if twins else (None, None, "")
     unit = {"loss": "nats"}.get(name, "")
-    return Number(SCORED[name], value, interval, twin, twin_interval, unit, "lower", f"interval over {over}")
+    note = f"interval over {over}" if interval is not None else f"no interval: too few {over}"
+    return Number(SCORED[name], value, interval, twin, twin_interval, unit, "lower", note)
 
 
 def _over(name: str, members: Sequence[Record]) -> tuple[float, Interval | None, str]:
@@ -114,6 +115,9 @@ def page(config: Config, result: dict[str, Any], curves: Curves, environment: Re
     for name, caption in WATCHED.items():
         if any(name in record for records in curves.values() for record in records):
             made.figure(_curve(curves, name), caption)
+    # The loop looks at every step and would have ended the run.
+    steps = sum(records[-1]["step"] for records in curves.values() if records)
+    made.text(f"Time to the first NaN or infinity in a loss or gradient: never, in {steps:,} steps.")
     if len(result["members"]) > 1:
         made.section("Models")
         made.table(

@@ -20,7 +20,7 @@ from leafward.recipes._members import Member, by_geometry, create_run, finish, p
 from leafward.recipes.helm import MAY_CHANGE, Config
 from leafward.tasks.language import Corpus, LanguageTask, Scores, load_model, prepare, sample, save_model, score
 from leafward.tasks.language.throughput import MeteredRun, speed
-from leafward.tasks.language.tokenizer import encode, load_tokenizer
+from leafward.tasks.language.tokenizer import encode, load_tokenizer, size
 
 SAMPLE = 200
 """Tokens of a sample in the report."""
@@ -90,16 +90,17 @@ def _sample_length(config: Config, tokenizer: Any) -> int:
 
 def model_config(config: Config, tokenizer: Any) -> HelmConfig:
     """The model's configuration for this tokenizer."""
-    size = -(-len(tokenizer) // ALIGNED) * ALIGNED if config.vocab_size is None else config.vocab_size
-    if len(tokenizer) > size:
+    tokens = size(tokenizer)
+    rows = -(-tokens // ALIGNED) * ALIGNED if config.vocab_size is None else config.vocab_size
+    if tokens > rows:
         raise UsageError(
-            f"the tokenizer has {len(tokenizer)} tokens, more than the model's vocab_size of {size}; "
+            f"the tokenizer has {tokens} tokens, more than the model's vocab_size of {rows}; "
             "give a larger --vocab-size or leave it out"
         )
     return HelmConfig.preset(
         config.model,
         geometry=config.geometry,
-        vocab_size=size,
+        vocab_size=rows,
         max_position_embeddings=config.context,
         learn_curvatures=config.learn_curvatures,
         bos_token_id=tokenizer.bos_token_id,

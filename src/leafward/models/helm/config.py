@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import math
 from typing import Any
 
 from transformers import PreTrainedConfig
 
-from leafward.errors import UsageError, nearest
+from leafward.errors import UsageError, nearest, need
 from leafward.nn import HoPE, Space, Stretch
+from leafward.nn.head import KINDS
 
 PRESETS: dict[str, dict[str, Any]] = {
     # The published shapes count the time coordinate (390 = 1 + 389, heads of 65, latents of 65 …). These count space
@@ -89,7 +91,10 @@ class HelmConfig(PreTrainedConfig):
     residual_scale: factor on the stream after each residual; None gives the authors' 4√(n+1), with experts √(n+1).
     embedding_radius: geodesic radius at which tokens start; None: see `first_radius`.
     head: "linear" on [t; s], or "distance".
+    expert_curvatures: bounds within which the experts' curvatures are spread evenly (in log space), or learned; both
+        the same: one constant for all.
     rope_stretch: arguments of `leafward.nn.Stretch` to reach beyond the trained context, or None.
+    sliding_window: tokens that a token sees, itself included; None: all before it. Caches keep no more than these.
     """
 
     model_type = "helm"
@@ -134,8 +139,8 @@ class HelmConfig(PreTrainedConfig):
         given = locals()
         for name in _own_names():
             setattr(self, name, given[name])
+        _check(self)  # refuse what makes no sense now, not in the middle of a run
         self.expert_curvatures = list(expert_curvatures)
-        _ = self.space, self.hope  # refuse what makes no sense now, not in the middle of a run
         super().__init__(**{**kwargs, "tie_word_embeddings": tie_word_embeddings})
 
     @classmethod
@@ -168,12 +173,85 @@ class HelmConfig(PreTrainedConfig):
         return 1.0 if self.geometry == "lorentz" else self.hidden_size**0.5
 
     @property
+    def turned_width(self) -> int:
+        """Coordinates of a head that positions turn."""
+        return self.rope_width if self.kv_latent else self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
     def hope(self) -> HoPE:
-        width = self.rope_width if self.kv_latent else self.head_dim or self.hidden_size // self.num_attention_heads
-        return HoPE(width, self.rope_theta, Stretch(**self.rope_stretch) if self.rope_stretch else None)
+        return HoPE(
+            self.turned_width, self.rope_theta, None if self.rope_stretch is None else Stretch(**self.rope_stretch)
+        )
 
     def has_experts(self, layer: int) -> bool:
         return self.num_experts > 0 and layer >= self.num_dense_layers
+
+
+LEAST = {
+    **dict.fromkeys(("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"), 1),
+    **dict.fromkeys(("nope_width", "value_width", "num_active_experts", "expert_size", "max_position_embeddings"), 1),
+    **dict.fromkeys(("num_experts", "num_shared_experts", "num_dense_layers"), 0),
+    "rope_width": 2,
+}
+"""Whole numbers and the least that each may be."""
+LEAST_IF_ANY = {"num_key_value_heads": 1, "head_dim": 2, "kv_latent": 1, "query_latent": 1, "sliding_window": 2}
+"""The same of those that may be None. (In a window of one a token would see nothing but itself.)"""
+
+
+def _check(config: HelmConfig) -> None:
+    """Refuse settings that make no model, by their names."""
+    for name, least in (LEAST | LEAST_IF_ANY).items():
+        value, optional = getattr(config, name), name in LEAST_IF_ANY
+        whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        allowed = f"a whole number >= {least}{', or None' * optional}"
+        need(whole or (optional and value is None), name, allowed, value)
+    for name, optional in {"rms_norm_eps": False, "residual_scale": True, "embedding_radius": True}.items():
+        value = getattr(config, name)
+        allowed = f"a positive finite number{', or None' * optional}"
+        need(_positive(value) or (optional and value is None), name, allowed, value)
+    weight = config.balance_weight
+    need(weight == 0 or _positive(weight), "balance_weight", "a finite number >= 0", weight)
+    need(isinstance(config.learn_curvatures, bool), "learn_curvatures", "True or False", config.learn_curvatures)
+    need(config.head in KINDS, "head", f"one of {', '.join(KINDS)}", config.head)
+    _check_attention(config)
+    _check_experts(config)
+    _ = config.space, config.hope
+
+
+def _check_attention(config: HelmConfig) -> None:
+    heads, groups = config.num_attention_heads, config.num_key_value_heads
+    if config.kv_latent is None:
+        need(config.query_latent is None, "query_latent", "None where kv_latent is", config.query_latent)
+        splits = config.head_dim is not None or config.hidden_size % heads == 0
+        need(splits, "num_attention_heads", f"a divisor of hidden_size={config.hidden_size} (or give head_dim)", heads)
+        divides = groups is None or heads % groups == 0
+        need(divides, "num_key_value_heads", f"a divisor of num_attention_heads={heads}", groups)
+    else:
+        need(groups is None, "num_key_value_heads", "None where kv_latent is set: all heads share one latent", groups)
+    turned = "head_dim" if config.kv_latent is None else "rope_width"
+    even = config.turned_width % 2 == 0
+    need(even, turned, "even, since positions turn pairs of coordinates", config.turned_width)
+    if (stretch := config.rope_stretch) is not None:
+        names = inspect.signature(Stretch).parameters
+        need(isinstance(stretch, dict), "rope_stretch", f"a mapping of {', '.join(names)}, or None", stretch)
+        for name in stretch:
+            if name not in names:
+                raise UsageError(f"unknown setting {name!r} of rope_stretch; {nearest(name, names)}")
+        for name in ("factor", "trained"):
+            need(_positive(stretch.get(name)), f"{name} of rope_stretch", "a positive number", stretch.get(name))
+
+
+def _check_experts(config: HelmConfig) -> None:
+    active, experts, bounds = config.num_active_experts, config.num_experts, config.expert_curvatures
+    need(not experts or active <= experts, "num_active_experts", f"at most num_experts={experts}", active)
+    pair = isinstance(bounds, list | tuple) and len(bounds) == 2 and all(map(_positive, bounds))
+    need(pair and bounds[0] <= bounds[1], "expert_curvatures", "two positive numbers, the smaller first", bounds)
+    apart = not config.learn_curvatures or bounds[0] < bounds[1]
+    need(apart, "expert_curvatures", "two different numbers where learn_curvatures is set", bounds)
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0.0 < value < math.inf
 
 
 def _own_names() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +31,7 @@ from leafward.nn import (
     visible,
 )
 from leafward.nn.attention import Store
+from leafward.nn.head import IGNORED
 from leafward.nn.rotary import Table
 
 
@@ -107,6 +109,7 @@ class HelmPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _can_compile_fullgraph = True
     _no_split_modules = ["Block"]  # noqa: RUF012 (the name and type that transformers reads)
+    _keep_in_fp32_modules_strict = ["gate", "curvature"]  # noqa: RUF012 (as they do where a model is cast)
 
     def _init_weights(self, module: nn.Module) -> None:
         """Called by transformers for what a checkpoint did not fill: also for a gate's counter, which none keeps."""
@@ -161,7 +164,7 @@ class HelmModel(HelmPreTrainedModel):
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and documents is None
         if use_cache and past_key_values is None:
-            past_key_values = DynamicCache()
+            past_key_values = DynamicCache(config=self.config)
         past = past_key_values.get_seq_length() if past_key_values is not None else 0
         places = past + torch.arange(x.shape[1], device=x.device)
         table = self.hope.table(places if position_ids is None else position_ids, x.dtype)
@@ -183,25 +186,39 @@ class HelmModel(HelmPreTrainedModel):
         self, x: Tensor, mask: Tensor | None, documents: Tensor | None, cache: Cache | None, places: Tensor
     ) -> Visible:
         """What the tokens at `places` (T,) see."""
+        fixed = cache is not None and cache.is_compileable  # of fixed size, with room to spare
+        if mask is not None and not fixed:
+            past = 0 if cache is None else cache.get_seq_length()
+            _need_shape("attention_mask", mask, (x.shape[0], past + x.shape[1]))
         if documents is not None:
             if cache is not None:
                 raise UsageError("documents are for training; they do not go with a cache")
+            _need_shape("documents", documents, x.shape[:2])
             if mask is not None:
                 documents = torch.where(mask.bool(), documents, -1)
         elif mask is not None:
             documents = mask.long() - 1  # padding is a document of its own
-        positions = None
-        if cache is not None and cache.is_compileable:  # of fixed size, with room to spare
-            positions = places
+        window = self.config.sliding_window
+        if cache is not None and (documents is not None or window is not None):
+            # The keys of a cache need not begin with the first token (a sliding one drops what no query sees any more)
+            # nor end with the last.
+            keys, first = cache.get_mask_sizes(x.shape[1], 0)
+            places = places - first
             if documents is not None:
-                documents = F.pad(documents, (0, cache.get_max_length() - documents.shape[1]), value=-1)
+                documents = documents[:, first : first + keys]
+                documents = F.pad(documents, (0, keys - documents.shape[1]), value=-1)
         return visible(
-            window=self.config.sliding_window,
+            window=window,
             documents=documents,
             length=x.shape[1] if cache is None else None,  # a block mask pays where the shape comes again and again
             device=x.device,
-            positions=positions,
+            positions=places if fixed else None,
         )
+
+
+def _need_shape(name: str, given: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(given.shape) != tuple(shape):
+        raise UsageError(f"{name} must have shape (batch, tokens) = {tuple(shape)}, got {tuple(given.shape)}")
 
 
 class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
@@ -218,6 +235,30 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
     def get_output_embeddings(self) -> nn.Module:
         return self.head
 
+    @torch.no_grad()
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Room for more or fewer tokens; new ones start as in a new model, whatever `mean_resizing` says.
+
+        That of transformers knows plain heads only: it would stop half-way, with the embedding changed.
+        """
+        embed, config = cast(nn.Embedding, self.model.embed), self.config
+        multiple = pad_to_multiple_of or 1
+        rows = -(-(config.vocab_size if new_num_tokens is None else new_num_tokens) // multiple) * multiple
+        if rows == config.vocab_size:
+            return embed
+        width, space = config.hidden_size, config.space
+        fresh = Embedding(rows, width, config.first_radius, space=space), Head(width, rows, config.head, space)
+        for new, old in zip(fresh, (embed, self.head), strict=True):
+            new.to(device=self.device, dtype=self.dtype).train(self.training)
+            for name, value in old.named_parameters():
+                new.get_parameter(name)[: len(value)] = value[:rows]
+        self.model.embed, self.head = fresh
+        config.vocab_size = rows
+        self.tie_weights()
+        return fresh[0]
+
     @staticmethod
     def create_masks_for_generate(attention_mask: Tensor | None = None, **_: object) -> Tensor | None:
         """The mask (B,S) as it is: for caches of fixed size transformers would make one of tokens by cache."""
@@ -233,12 +274,16 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         documents: Tensor | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         output_hidden_states: bool | None = None,
+        num_items_in_batch: int | Tensor | None = None,
         **_: object,
     ) -> CausalLMOutputWithPast:
         """Labels are the tokens themselves, shifted in here; -100 does not count. In training mode with labels the
-        logits are not returned: they would be the largest tensor by far."""
+        logits are not returned: they would be the largest tensor by far.
+
+        `num_items_in_batch`: labels of a whole step, of which this is a part; the losses of its parts then add up to
+        its mean. transformers' Trainer gives it, and leaves the division by the number of parts to the model."""
         out = self.model(
             input_ids,
             attention_mask,
@@ -254,8 +299,11 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
             loss = self.head.loss(s[:, :-1], labels[:, 1:])
             if self.training and self.config.num_experts:
                 loss = loss + self.config.balance_weight * out.balance
+            if num_items_in_batch is not None:
+                loss = loss * ((labels[:, 1:] != IGNORED).sum() / num_items_in_batch)
         if labels is None or not self.training:
-            logits = self.head(s[:, -logits_to_keep:] if logits_to_keep else s)
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits = self.head(s[:, kept])
         return CausalLMOutputWithPast(
             loss=loss,  # pyright: ignore[reportArgumentType]
             logits=logits,

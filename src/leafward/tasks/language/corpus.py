@@ -17,7 +17,7 @@ from leafward.files import read_record, write_json
 from leafward.tasks.language.folders import replacing_folder
 from leafward.tasks.language.shards import Shard, token_type, write_shards
 from leafward.tasks.language.text import digest, find_files, read_documents
-from leafward.tasks.language.tokenizer import identity, load_tokenizer, train_tokenizer
+from leafward.tasks.language.tokenizer import identity, load_tokenizer, size, train_tokenizer
 
 FORMAT, VERSION = "leafward-tokens", 1
 INDEX, TOKENIZER = "index.json", "tokenizer"
@@ -98,7 +98,7 @@ def _build(files: Sequence[Path], folder: Path, field: str, tokenizer: Any, want
         tokenizer = train_tokenizer((text for name, text in labelled() if name == TRAIN), wanted)
     counts = write_shards(folder, labelled(), tokenizer)
     tokenizer.save_pretrained(folder / TOKENIZER)
-    dtype = token_type(len(tokenizer))
+    dtype = token_type(size(tokenizer))
     write_json(folder / INDEX, {"format": FORMAT, "version": VERSION, "dtype": dtype, "shards": counts})
 
 

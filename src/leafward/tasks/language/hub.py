@@ -16,7 +16,7 @@ from leafward.errors import DataError
 from leafward.files import read_record
 from leafward.models import HelmConfig, HelmForCausalLM
 from leafward.tasks.language.folders import replacing_folder
-from leafward.tasks.language.tokenizer import load_tokenizer
+from leafward.tasks.language.tokenizer import load_tokenizer, size
 
 SHIM = "modeling_leafward.py"
 _SHIM_TEXT = '''"""Says where the classes of this model are: in the package leafward, which must be installed.
@@ -57,6 +57,10 @@ def save_model(model: HelmForCausalLM, tokenizer: Any, folder: str | Path, clust
         with replacing_folder(folder) as partial, _without_bars():
             model.save_pretrained(partial, state_dict=state)
             tokenizer.model_max_length = model.config.max_position_embeddings
+            # So that `generate` goes on from the end of every text of a batch; only what is in init_kwargs is saved.
+            tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "left"
+            if tokenizer.pad_token is None:
+                tokenizer.pad_token = tokenizer.eos_token
             tokenizer.save_pretrained(partial)
             (partial / SHIM).write_text(_SHIM_TEXT, encoding="utf-8")
 
@@ -73,8 +77,18 @@ def load_model(folder: str | Path, device: torch.device | str = "cpu") -> tuple[
     if kind != HelmConfig.model_type:
         raise DataError(f"{folder} holds a model of type {kind!r}, not {HelmConfig.model_type!r}")
     try:
-        with _without_bars():
-            model = HelmForCausalLM.from_pretrained(folder, use_safetensors=True)  # never a pickle
+        with _without_bars():  # safetensors: never a pickle
+            loaded = HelmForCausalLM.from_pretrained(folder, use_safetensors=True, output_loading_info=True)
+        model, found = loaded  # pyright: ignore[reportGeneralTypeIssues]
     except Exception as error:  # transformers raises all kinds
         raise DataError(f"cannot load the model in {folder}: {error}") from error
-    return model.to(device).eval(), load_tokenizer(folder)  # type: ignore[arg-type]
+    for names, wrong in (("missing_keys", "misses"), ("unexpected_keys", "has too much, for instance")):
+        if found[names]:  # transformers goes on with random weights, and only writes a warning
+            first = min(found[names])
+            raise DataError(f"{folder} does not hold the weights that its config.json describes: it {wrong} {first!r}")
+    tokenizer = load_tokenizer(folder)
+    if size(tokenizer) > model.config.vocab_size:
+        raise DataError(
+            f"the tokenizer in {folder} has {size(tokenizer)} tokens, more than the model's {model.config.vocab_size}"
+        )
+    return model.to(device).eval(), tokenizer

@@ -21,10 +21,9 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from leafward.errors import DataError, UsageError
-from leafward.tasks.language.tokenizer import encode
+from leafward.nn.head import IGNORED
+from leafward.tasks.language.tokenizer import encode, size
 
-IGNORED = -100
-"""The label of what is not predicted."""
 BATCH = 4_000_000
 """Characters that are tokenised at a time."""
 
@@ -62,7 +61,7 @@ class ShardWriter:
 
     def __init__(self, folder: Path, name: str, tokenizer: Any):
         self.folder, self.name, self.tokenizer = folder, name, tokenizer
-        self.dtype = token_type(len(tokenizer))
+        self.dtype = token_type(size(tokenizer))
         self.lengths, self.sizes = array("q"), array("q")
 
     def __enter__(self) -> ShardWriter:

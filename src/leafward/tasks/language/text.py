@@ -142,7 +142,12 @@ def _arrow_errors(file: Path) -> Iterator[None]:
 def _column(batches: Any, field: str, file: Path) -> Iterator[str]:
     row = 0
     for batch in batches:
-        for value in batch.column(0).to_pylist():
+        try:
+            values = batch.column(0).to_pylist()
+        except UnicodeDecodeError as error:
+            where = f"{file}, rows {row + 1} to {row + batch.num_rows}"
+            raise DataError(f"{where}: the field {field!r} is not valid UTF-8 ({error})") from error
+        for value in values:
             row += 1
             yield _string(value, f"{file}, row {row}", field)
 
@@ -155,6 +160,10 @@ def _check_column(names: list[str], field: str, file: Path) -> None:
 def _string(value: Any, where: str, field: str) -> str:
     if not isinstance(value, str):
         raise DataError(f"{where}: the field {field!r} must hold text, not {value!r:.40}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # JSON can escape one half of a pair of surrogates
+        raise DataError(f"{where}: {value[error.start]!r} in the field {field!r} is not a character") from error
     return value
 
 

@@ -79,14 +79,26 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerFast:
 
 
 def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """Tokens of each text alone: nothing is added, and the name of a special token in the text is only text."""
+    """Tokens of each text, all of it and alone: nothing is added, and the name of a special token is only text."""
     backend = tokenizer.backend_tokenizer
+    # Many a tokenizer.json, above all of encoders, says that texts are cut or filled up to some length.
+    backend.no_truncation()
+    backend.no_padding()
     before = backend.encode_special_tokens
     backend.encode_special_tokens = True
     try:
         return [encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+    except (
+        Exception
+    ) as error:  # tokenizers raises bare ones, for instance where a word is unknown and nothing stands for it
+        raise DataError(f"the tokenizer cannot encode the text: {error}") from error
     finally:
         backend.encode_special_tokens = before
+
+
+def size(tokenizer: Any) -> int:
+    """Rows that an embedding needs: one more than the largest token. (`len` counts tokens, and there may be gaps.)"""
+    return max(tokenizer.get_vocab().values()) + 1
 
 
 def identity(tokenizer: Any) -> list[Any]:
