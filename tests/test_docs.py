@@ -125,6 +125,34 @@ def unknown_options(words: list[str]) -> list[str]:
     return [name for name in given if name.rstrip(".") not in known]
 
 
+def benchmark_commands(text: str) -> Iterator[list[str]]:
+    """Name and words of every benchmark that is run: `leafward bench NAME …`, `python benchmarks/NAME.py …`."""
+    text = re.sub(r"\bpython benchmarks/(\w+)\.py", r"leafward bench \1", text)
+    yield from (words[1:] for words in commands(text) if words[0] == "bench" and len(words) > 1)
+
+
+@functools.cache
+def benchmark_flags(name: str) -> dict[str, bool]:
+    """The flags of a benchmark, its own and those of the modules `_…` beside it that it imports; whether required."""
+    folder = ROOT / "benchmarks"
+    tree = ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"))
+    found: dict[str, bool] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("_") and node.module != "__future__":
+            found |= benchmark_flags(node.module or "")
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
+            required = any(word.arg == "required" for word in node.keywords)
+            found |= {str(flag.value): required for flag in node.args if isinstance(flag, ast.Constant)}
+    return found
+
+
+def wrong_options(words: list[str]) -> list[str]:
+    """Options that a benchmark does not have or, where it is given any, must have and has not."""
+    flags, given = benchmark_flags(words[0]), [word for word in words[1:] if word.startswith("--")]
+    needed = [flag for flag, required in flags.items() if required and given]
+    return [flag for flag in given if flag not in flags] + [flag for flag in needed if flag not in given]
+
+
 @functools.cache
 def functions(path: Path) -> set[str]:
     return {node.name for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.FunctionDef)}
@@ -156,6 +184,25 @@ def test_commands_are_known(page: Path) -> None:
 def test_options_are_known(page: Path) -> None:
     found = {" ".join(words): unknown_options(words) for words in commands(page.read_text(encoding="utf-8"))}
     assert not {command: options for command, options in found.items() if options}
+
+
+@every_page
+def test_options_of_benchmarks_are_known(page: Path) -> None:
+    found = {" ".join(words): wrong_options(words) for words in benchmark_commands(page.read_text(encoding="utf-8"))}
+    assert not {command: options for command, options in found.items() if options}
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        ("leafward bench audit --rows 8 --hight 2", ["--hight"]),
+        ("python benchmarks/radial_evidence.py --model M --data D --seeds 3", []),
+        ("python benchmarks/radial_evidence.py --seeds 3", ["--model", "--data"]),
+        ("python benchmarks/radial_evidence.py", []),  # the script is named, not run
+    ],
+)
+def test_a_wrong_option_of_a_benchmark_is_found(line: str, options: list[str]) -> None:
+    assert [wrong_options(words) for words in benchmark_commands(f"see `{line}`.")] == [options]
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,7 @@ def test_help_imports_nothing_heavy(words):
         (["audit", EMBEDDING, "--device", "tpu"], 2, "device"),
         (["report"], 2, "RUN is missing"),
         (["report", "no-such-run", "--out", "x.html"], 1, "no-such-run"),
+        (["report", "no-such-run", "--out", "x.pdf"], 2, "--out x.pdf: the page is one file that ends in .html"),
         (["bench", "geometri"], 2, "did you mean 'geometry'?"),
         (["completion", "fish"], 2, "fish"),
     ],
@@ -268,3 +269,10 @@ def test_an_unexpected_error_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr("leafward.commands.list.run", broken)
     assert main(["list"]) == 1
     assert "unexpected RuntimeError: boom (--debug shows where)" in capsys.readouterr().err
+
+
+def test_every_benchmark_is_told_of_in_a_whole_sentence() -> None:
+    from leafward.commands.bench import names
+
+    assert len(names()) > 10
+    assert not {name: text for name, text in names().items() if not text.endswith((".", "?"))}

@@ -13,9 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 
 from leafward import data
 from leafward.cli import main
+from leafward.commands import _show, demo
 from leafward.commands._demo import adapt, build, catalogue, measure
 from leafward.engine.config import LoopConfig
 from leafward.geometry import Lorentz
@@ -171,15 +173,15 @@ def _explored(line: str, spoken: str, page: Path, capsys) -> dict:
 
 
 def test_the_printed_lines_open_the_explorer(whole, tmp_path, capsys):
-    result, spoken, out = whole
+    result, spoken, _ = whole
     text = _Text(Path(result["report"])).text
     assert all(line in text for line in result["explore"])
     rows, filed, tokens = (_explored(line, spoken, tmp_path / "page.html", capsys) for line in result["explore"])
     assert rows["points"] == len(np.load(data.embedded(measure.MATRIX)))
     assert filed["points"] == sum(level["nodes"] for level in result["adapt"]["catalogue"]) > 372
     assert any("thumbnail" in note for note in filed["notes"])
-    assert tokens["points"] == len((out / "tokens" / "names.txt").read_text(encoding="utf-8").splitlines())
-    assert "␣the" in (out / "tokens" / "names.txt").read_text(encoding="utf-8").splitlines()
+    assert tokens["points"] == 512
+    assert [view["label"] for view in tokens["views"]] == ["Lorentz", "Euclidean twin"]
 
 
 def test_a_node_of_the_catalogue_is_the_centroid_of_its_photos(tmp_path):
@@ -217,6 +219,28 @@ def test_a_part_alone_leaves_the_others_out(small, tmp_path):
     assert f"explorer: leafward explore {shlex.quote(str(tmp_path / 'out' / measure.MATRIX))}" in spoken
     assert "leafward demo --only measure" in _Text(tmp_path / "out" / "report.html").text
     assert "adapt" not in spoken
+
+
+def test_the_lines_can_be_typed_where_the_program_is_not_on_the_path(monkeypatch, tmp_path):
+    program = tmp_path / "bin" / "leafward"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [str(program), "demo"])
+    monkeypatch.setenv("PATH", "")
+    assert demo._runnable("leafward explore demo/helm") == "bin/leafward explore demo/helm"
+    monkeypatch.setattr("sys.argv", ["bin/leafward", "demo"])  # as make calls it
+    assert demo._runnable("leafward explore demo/helm") == "bin/leafward explore demo/helm"
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert demo._runnable("leafward explore demo/helm") == "leafward explore demo/helm"
+
+
+def test_a_table_is_folded_in_a_narrow_window_and_never_cut():
+    written = io.StringIO()
+    row = ("coop + Euclidean twin", "38.123456", *"12345")
+    _show.show_rows(Console(width=60, file=written), ["method", *adapt.SHORT], [row])
+    assert "…" not in written.getvalue()
 
 
 def test_an_unknown_part_is_refused(capsys):

@@ -86,7 +86,7 @@ SMOKE: dict[str, tuple[tuple[str, ...], list[str]]] = {
     "completion": ((), ["completion", "bash"]),
     "data index": (("search",), ["data", "index", "m.npy", "--out", "index"]),
     "data tokenise": (("lm",), ["data", "tokenise", "--data", "text.txt", "--cache", "cache"]),
-    "explain hcformer": (("vision",), ["explain", "hcformer_nano", "photo.png", "--out", "drawn"]),
+    "explain --system hcformer": (("vision",), ["explain", "hcformer_nano", "photo.png", "--out", "drawn"]),
 }
 REFUSED: dict[str, tuple[str, list[str]]] = {
     # what is only tried where the extra is missing, as it would take long or never end

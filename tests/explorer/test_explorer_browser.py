@@ -265,6 +265,7 @@ def test_exported_page_works_from_disk_without_a_network(
 ) -> None:
     with window.page.expect_download() as download:
         window.page.click("#html")
+    assert download.value.suggested_filename == "Zoo-b-co-b.html"
     file = tmp_path / "scene.html"
     download.value.save_as(file)
     offline = open_window(file.as_uri(), offline=True)

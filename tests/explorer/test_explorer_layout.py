@@ -163,6 +163,16 @@ def test_distances_in_a_binary_tree_are_nearly_those_of_the_graph() -> None:
     assert found[0].worst < 1.6
 
 
+def test_points_that_coincide_but_for_rounding_are_no_stretched_pair() -> None:
+    points = Lorentz(1.0).expmap0(torch.randn(40, 2, generator=seeded(0)))
+    points = torch.cat([points, points[:1] + 3e-7])
+    first, second = some_pairs(len(points))
+    true = Lorentz(1.0).dist(points[first].double(), points[second].double()).numpy()
+    found = bent(hyperbolic_pca(Lorentz(1.0), points), true, first, second)
+    assert found is not None
+    assert (found[0].worst < 1.001, found[1]) == (True, len(first) - 1)
+
+
 def test_large_subtrees_get_more_room() -> None:
     names = [("r", None), ("big", "r"), ("small", "r"), ("other", "r")] + [(f"b{i}", "big") for i in range(50)]
     tax = Taxonomy.from_edges(names)

@@ -196,6 +196,33 @@ def test_a_run_without_embeddings_is_refused(tmp_path: Path) -> None:
         read_source(tmp_path)
 
 
+def test_a_language_run_shows_its_tokens_and_those_of_its_twin(tmp_path: Path) -> None:
+    from leafward.models import HelmConfig, HelmForCausalLM
+    from leafward.tasks.language import save_model
+    from leafward.tasks.language.tokenizer import train_tokenizer
+
+    (tmp_path / "config.yaml").write_text("{}")
+    (tmp_path / "env.json").write_text(json.dumps({"format": "leafward-run", "recipe": "helm"}))
+    with pytest.raises(DataError, match="no model yet"):
+        read_source(tmp_path)
+    tokenizer = train_tokenizer(["to be or not to be, that is the question"] * 9, 280)
+    tables = {}
+    for geometry, folder in (("lorentz", tmp_path), ("euclidean", tmp_path / "members" / "euclidean-0")):
+        config = HelmConfig.preset("helm-d-tiny", geometry=geometry, vocab_size=len(tokenizer))
+        model = HelmForCausalLM(config)
+        tables[geometry] = model.state_dict()["model.embed.weight"]
+        save_model(model, tokenizer, folder / "model")
+    source = read_source(tmp_path)
+    assert [space.label for space in source.spaces] == ["Lorentz", "Euclidean twin"]
+    assert "␣be" in source.names
+    assert len(source) == len(tokenizer)
+    curved, flat = source.spaces
+    assert torch.equal(curved.points[:, 1:], tables["lorentz"])
+    assert torch.equal(flat.points, tables["euclidean"])
+    with pytest.raises(UsageError, match="are tokens"):
+        read_source(tmp_path, Options(taxonomy="wordnet"))
+
+
 def test_feature_files_show_images_and_classes(tmp_path: Path, animals: Path) -> None:
     rng = np.random.default_rng(2)
     path = tmp_path / "features.npz"

@@ -80,7 +80,7 @@ WORDS: list[tuple[str, str]] = [
     ("train himapper --levels 60", "levels"),
     ("train himapper --dim 6", "dim"),
     ("train himapper --weights w.bin", "weights"),
-    ("train himapper --freeze-backbone --twin", "freeze_backbone"),
+    ("train himapper --deterministic --ablation", "ablation"),
     ("train himapper --plain --ablation", "plain"),
     ("train hyperclip", "images"),
     ("train hyperclip --images gone --model m", "gone"),

@@ -172,6 +172,56 @@ def test_every_layout_gives_the_same() -> None:
         assert attention.shape == (2, 14, 4, 8)
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "grid"),
+    [
+        ("xcit_nano_12_p16_224", {"depth": 1}, (4, 6)),  # class tokens that timm does not count
+        ("cait_xxs24_224", {"depth": 1, "img_size": 64}, (4, 4)),
+        ("coat_lite_tiny", {"img_size": 64}, (2, 2)),
+        ("resnetv2_18", {"layers": (1, 1, 1, 1), "channels": (16, 16, 16, 32)}, (2, 3)),  # classifiers by convolution
+        ("dla46_c", {}, (2, 3)),
+    ],
+)
+def test_families_with_a_surface_of_their_own(name: str, settings: dict[str, Any], grid: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    backbone = timm.create_model(name, num_classes=5, **settings)
+    model, x = HiMapper(backbone, **SMALL).eval(), images(height=64, width=64 if grid[0] == grid[1] else 96)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), backbone(x))
+        assert (awake(model)(x) - backbone(x)).abs().max() > 1e-3
+    assert model.hierarchy(x).attention.shape == (2, 14, *grid)
+    model.reset_classifier(3)
+    assert model(x).shape == (2, 3)
+
+
+class Misreported(Layout):
+    """Says that its map is wider than it is, as SAM's encoder does."""
+
+    num_features, head_hidden_size, output_fmt = 8, 6, "NCHW"
+
+
+def test_features_that_are_no_map_are_refused() -> None:
+    with torch.device("meta"):
+        pairs = timm.create_model("crossvit_9_240")
+        only_class = timm.create_model("pit_ti_224")
+        with pytest.raises(UsageError, match="one feature map; CrossVit gives a list"):
+            HiMapper(pairs)(torch.empty(2, 3, 240, 240))
+        with pytest.raises(UsageError, match=r"PoolingVisionTransformer must be places .* got the shape \(2, 1, 256\)"):
+            HiMapper(only_class)(torch.empty(2, 3, 224, 224))
+        with pytest.raises(UsageError, match="its 8 channels; got the shape"):
+            HiMapper(Misreported("NCHW"), **SMALL)(torch.empty(2, 6, 4, 4))
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_maps_keep_their_rows_and_columns(layout: str) -> None:
+    """A backbone that rounds up gives four rows for 97 pixels, which the proportions of the image would call three."""
+    features = torch.randn(1, 6, 4, 4)
+    backbone = Layout(layout)
+    backbone.forward_features = lambda x: Layout.forward_features(backbone, features)  # type: ignore[method-assign]
+    found = HiMapper(backbone, **SMALL).eval().hierarchy(torch.zeros(1, 3, 97, 128))
+    assert found.attention.shape == (1, 14, 4, 4)
+
+
 def test_attention_is_that_of_torch() -> None:
     ours, theirs = Attention(12, 3), nn.MultiheadAttention(12, 3, batch_first=True)
     theirs.load_state_dict(
@@ -332,6 +382,10 @@ def test_backbones_that_do_not_fit_are_refused() -> None:
     distilled = timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, depth=1)
     with pytest.raises(UsageError, match="several"):
         HiMapper(distilled)
+    with torch.device("meta"):
+        second = timm.create_model("volo_d1_224")
+    with pytest.raises(UsageError, match="VOLO has several"):
+        HiMapper(second)
     unpooled = timm.create_model("resnet10t", num_classes=0, global_pool="")
     with pytest.raises(UsageError, match="must pool its features"):
         HiMapper(unpooled, **SMALL)(images())

@@ -34,6 +34,12 @@ def test_a_single_level_is_no_tree() -> None:
         TreeShape(8, 1)
 
 
+@pytest.mark.parametrize(("name", "value"), [("leaves", 8.0), ("leaves", "8"), ("levels", 2.5)])
+def test_sizes_that_are_no_integers_are_refused(name: str, value: object) -> None:
+    with pytest.raises(UsageError, match=rf"{name} must be an integer, got {value!r}"):
+        TreeShape(**{"leaves": 8, "levels": 2} | {name: value})  # pyright: ignore[reportArgumentType]
+
+
 def test_the_paper_s_shape() -> None:
     assert TreeShape(32, 4).sizes == (32, 16, 8, 4)
     assert TreeShape(32, 4).nodes == 60

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
@@ -83,7 +84,7 @@ def test_a_run_leaves_a_model_its_numbers_and_a_page(finished):
     for name in ("radius_mean", "curvature_min", "load_min", "lr"):
         assert f"train/{name}" in logged
     page = (out / "report.html").read_text()
-    for words in ("held-out loss", "How it was run", "goes on from", "fables.jsonl", "<svg"):
+    for words in ("held-out loss", "never, in 6 steps", "How it was run", "goes on from", "fables.jsonl", "<svg"):
         assert words in page
     assert json.loads((out / "result.json").read_text())["headline"] == result["headline"]
 
@@ -205,6 +206,14 @@ def test_evaluation_of_a_run_and_of_a_model(finished, data, tmp_path):
         evaluate(out, data=tmp_path / "missing.txt")
 
 
+def test_an_unknown_task_is_refused_before_the_scoring(finished, tmp_path, monkeypatch):
+    pytest.importorskip("lm_eval")
+    (tmp_path / "tasks").mkdir()
+    monkeypatch.setattr("leafward.tasks.language.score", lambda *_, **__: pytest.fail("scored first"))
+    with pytest.raises(UsageError, match="holds no YAML file"):
+        evaluate(finished[0], task_folder=tmp_path / "tasks")
+
+
 def test_a_run_that_was_moved_keeps_its_held_out_text(finished, tmp_path):
     moved = tmp_path / "elsewhere"
     os.rename(finished[0], moved)
@@ -262,6 +271,23 @@ def test_the_vocabulary_follows_the_tokenizer_and_overwrite_replaces(data, tmp_p
         helm.run(replace(sized, geometry="euclidean"), tmp_path / "run")
     helm.run(replace(sized, geometry="euclidean"), tmp_path / "run", overwrite=True)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model").config.geometry == "euclidean"
+
+
+def test_a_single_held_out_window_has_no_interval(tmp_path):
+    (tmp_path / "a.txt").write_text("The fox met the owl. " * 10)
+    result = helm.run(config(tmp_path / "a.txt", loop=replace(LOOP, steps=1)), tmp_path / "run")
+    assert result["headline"][0]["interval"] is None
+    assert result["headline"][0]["note"] == "no interval: too few held-out windows"
+
+
+def test_gaps_in_the_numbers_of_a_tokenizer_have_rows_too(data, tmp_path):
+    words = {"The": 0, "fox": 1, "</s>": 2, ".": 900}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="fox"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    backend.save(str(tmp_path / "gaps.json"))
+    given = config(data, tokenizer=str(tmp_path / "gaps.json"), vocab_size=None, loop=replace(LOOP, steps=1))
+    helm.run(given, tmp_path / "run")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model").config.vocab_size == 960
 
 
 def test_patience_publishes_the_best_weights(data, tmp_path):

@@ -108,6 +108,7 @@ def test_resuming_trains_only_what_is_missing(data: Path, tmp_path: Path) -> Non
 
 
 def backbone_state(settings: himapper.Config) -> dict[str, torch.Tensor]:
+    torch.manual_seed(settings.loop.seed)
     with backbone_source(settings) as (name, arguments, source):
         model = build(card_of(settings, name, arguments, list(COLOURS)), source)
     return (model if settings.plain else model.backbone).state_dict()  # pyright: ignore
@@ -123,12 +124,15 @@ def test_backbones_of_runs_are_taken_up(finished: tuple[Path, dict[str, Any]], d
         assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
-def test_local_weights_are_loaded_but_for_the_classifier(data: Path, tmp_path: Path) -> None:
+def given() -> dict[str, torch.Tensor]:
     torch.manual_seed(9)
-    given = timm.create_model("test_resnet", num_classes=1000).state_dict()
-    save_file(given, tmp_path / "weights.safetensors")
+    return timm.create_model("test_resnet", num_classes=1000).state_dict()
+
+
+def test_local_weights_are_loaded_but_for_the_classifier(data: Path, tmp_path: Path) -> None:
+    save_file(given(), tmp_path / "weights.safetensors")
     found = backbone_state(config(data, weights=tmp_path / "weights.safetensors", plain=True))
-    differing = {name for name, value in found.items() if not torch.equal(value, given[name])} if found else set()
+    differing = {name for name, value in found.items() if not torch.equal(value, given()[name])} if found else set()
     assert differing == {"fc.weight", "fc.bias"}
     assert found["fc.weight"].shape[0] == 3
 
@@ -140,6 +144,48 @@ def test_backbones_of_fixed_size_are_made_for_the_images(data: Path, name: str, 
         assert (found, given, source) == (name, arguments, None)
         model = build(card_of(settings, found, given, list(COLOURS)))
     assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 3)
+
+
+@pytest.fixture(scope="module")
+def fixed_size(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on a backbone that takes images of one size alone."""
+    out = tmp_path_factory.mktemp("fixed") / "run"
+    settings = config(data, backbone="timm:deit_tiny_patch16_224", size=32)
+    with pytest.MonkeyPatch.context() as patch:  # two of its twelve blocks are enough
+        patch.setattr("leafward.recipes._hcformer_model.size_arguments", lambda *_: {"img_size": 32, "depth": 2})
+        himapper.run(replace(settings, loop=replace(LOOP, steps=1)), out)
+    return out
+
+
+def test_a_run_s_backbone_is_made_for_images_of_another_size(fixed_size: Path, data: Path) -> None:
+    before, _ = open_model(fixed_size)
+    settings = config(data, backbone=str(fixed_size), size=64)
+    with backbone_source(settings) as (name, arguments, source):
+        assert arguments == {"img_size": 64, "depth": 2}
+        model = build(card_of(settings, name, arguments, list(COLOURS)), source)
+    assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 3)
+    taken = "blocks.1.mlp.fc1.weight"
+    assert torch.equal(model.backbone.state_dict()[taken], before.backbone.state_dict()[taken])  # pyright: ignore
+
+
+def test_explain_says_which_size_a_backbone_needs(fixed_size: Path, data: Path, tmp_path: Path) -> None:
+    chosen = explain.parse([str(fixed_size), str(data / "red" / "0.png"), "--out", str(tmp_path), "--size", "64"])
+    with pytest.raises(UsageError, match="size must be 32 for deit_tiny_patch16_224"):
+        explain.run(chosen, Console(file=io.StringIO()))
+
+
+def test_a_frozen_backbone_is_compared_with_a_frozen_backbone(data: Path, tmp_path: Path) -> None:
+    """Of the plain one the classifier alone learns, and the averages of its norms stay too."""
+    result = himapper.run(config(data, freeze_backbone=True, twin=True), tmp_path / "run")
+    assert [member["arm"] for member in result["members"]] == ["lorentz", "plain", "euclidean"]
+    first = backbone_state(config(data, plain=True, loop=replace(LOOP, seed=result["members"][1]["seed"])))
+    for member in result["members"]:
+        model, _ = open_model(tmp_path / "run" / member["model"])
+        found = (model if member["arm"] == "plain" else model.backbone).state_dict()  # pyright: ignore
+        assert {name for name, value in found.items() if not torch.equal(value, first[name])} == {
+            "fc.weight",
+            "fc.bias",
+        }
 
 
 def test_segmentation_goes_through_the_mapped_pyramid(tmp_path: Path) -> None:
@@ -304,10 +350,10 @@ def test_presets(name: str) -> None:
         ({"temperature": 0.0}, "temperature must be"),
         ({"weights": Path("w.pth")}, "weights must be a .safetensors file"),
         ({"plain": True, "twin": True}, "plain must be off"),
-        ({"freeze_backbone": True, "twin": True}, "freeze_backbone must be off"),
         ({"backbone": None}, "--backbone must be"),
         ({"data": None}, "--data must name"),
         ({"backbone": "timm:resnet_50"}, "timm has no model 'resnet_50'"),
+        ({"backbone": "resnet50"}, "backbone must be timm:NAME or the folder of a run; there is no folder resnet50"),
     ],
 )
 def test_wrong_settings_are_refused(data: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -321,6 +367,13 @@ def test_weights_that_do_not_fit_are_refused_by_name(data: Path, tmp_path: Path)
     save_file({"other": torch.zeros(1)}, tmp_path / "other.safetensors")
     with pytest.raises(DataError, match=r"other.safetensors is not of test_resnet: it has no conv1"):
         himapper.run(config(data, weights=tmp_path / "other.safetensors"), tmp_path / "second")
+    wider = {name: value.repeat(2, *[1] * (value.ndim - 1)) if value.ndim else value for name, value in given().items()}
+    save_file(wider, tmp_path / "wider.safetensors")
+    message = r"test_resnet does not take these weights: .*size mismatch for conv1"
+    with pytest.raises(DataError, match=message) as refused:
+        himapper.run(config(data, weights=tmp_path / "wider.safetensors"), tmp_path / "third")
+    assert "\n" not in str(refused.value)
+    assert "--no-pretrained" not in str(refused.value)
 
 
 def test_weights_that_cannot_be_fetched_say_what_to_do(

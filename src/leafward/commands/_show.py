@@ -46,11 +46,13 @@ def claim_rows(claims: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def show_rows(console: Console, columns: list[str], rows: list[tuple[str, ...]], title: str = "") -> None:
-    """A plain table; the cells are text, not markup."""
+    """A plain table; the cells are text, not markup, and in a narrow window they are folded, never cut."""
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(*columns, title=escape(title) if title else None)
+    table = Table(title=escape(title) if title else None)
+    for column in columns:
+        table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(escape(str(cell)) for cell in row))
     console.print(table)

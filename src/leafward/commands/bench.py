@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -26,12 +28,13 @@ ABSENT = "the benchmarks are part of the source tree; install from a clone with:
 
 
 def names() -> dict[str, str]:
-    """Benchmark name -> first line of its docstring."""
+    """Benchmark name -> first sentence of its docstring."""
     found = {}
-    for path in sorted(FOLDER.glob("*.py")):
-        lines = path.read_text(encoding="utf-8").splitlines()
-        if not path.name.startswith("_") and any(line.startswith("if __name__") for line in lines):
-            found[path.stem] = lines[0].strip('"')
+    for path in sorted(FOLDER.glob("[!_]*.py")):
+        text = path.read_text(encoding="utf-8")
+        if "\nif __name__" in text:
+            told = " ".join((ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0].split())
+            found[path.stem] = re.split(r"(?<=[.?]) ", told)[0]
     return found
 
 

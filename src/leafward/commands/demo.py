@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import shlex
+import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +24,12 @@ if TYPE_CHECKING:
 
 PARTS = {"measure": {}, "adapt": {"PIL": "vision"}, "build": {"transformers": "lm", "timm": "vision"}}
 """The parts in their order, each a module of leafward.commands._demo, and the packages with extras that they need."""
+
+
+SMALL = (
+    "The runs are small, to fit into minutes on two cores: they show what the tools do, and are no evidence for or "
+    "against a method."
+)
 
 
 @dataclass
@@ -48,12 +56,21 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     report = args.out / "report.html"
     _page(args, parts, seconds).write(report)
     _show(console, parts)
-    console.print(f"done in {seconds:.0f} s", markup=False)
+    console.print(f"{SMALL}\ndone in {seconds:.0f} s", markup=False)
     console.print(f"report:   {report}", markup=False)
     for part in parts.values():
-        console.print(f"explorer: {part.explore}   ({part.explored})", markup=False, soft_wrap=True)
+        console.print(f"explorer: {_runnable(part.explore)}   ({part.explored})", markup=False, soft_wrap=True)
     explore = [part.explore for part in parts.values()]
     return {"report": str(report), "seconds": seconds, "explore": explore, **result}
+
+
+def _runnable(command: str) -> str:
+    """A command of leafward as it can be typed here: `make demo` runs a program that is not on the path."""
+    program = Path(sys.argv[0])
+    if program.name != "leafward" or shutil.which("leafward") is not None:
+        return command
+    near = program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program
+    return shlex.quote(str(near)) + command.removeprefix("leafward")
 
 
 def _check(names: list[str]) -> None:
@@ -104,10 +121,7 @@ def _page(args: Args, parts: dict[str, Part], seconds: float) -> Page:
 
     page = Page("leafward demo", subtitle=f"{', '.join(parts)}: embedded real data, {seconds:.0f} s on this machine")
     page.headline([number for part in parts.values() for number in part.numbers])
-    page.text(
-        "Every number on this page was computed by the run that wrote it. The runs are small, to fit into minutes on "
-        "two cores: they show what the tools do, and are no evidence for or against a method."
-    )
+    page.text(f"Every number on this page was computed by the run that wrote it. {SMALL}")
     for part in parts.values():
         part.draw(page)
     page.section("How this was made")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Args:
     target: Annotated[Path, tyro.conf.Positional]
     """Matrix or feature file (.npy, .npz, .safetensors), folder of embeddings, taxonomy (.csv, .json, .txt, wordnet,
-    wordnet:NODE), run of recipe taxonomy, or index of `leafward data index`."""
+    wordnet:NODE), run of recipe taxonomy or helm, or index of `leafward data index`."""
     labels: Path | None = None
     """The class of each vector: .txt, .json or .csv (column label). Default: what a folder says."""
     taxonomy: str | None = None

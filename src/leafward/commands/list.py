@@ -16,7 +16,7 @@ from leafward.recipes import EVALUATIONS, EXPLANATIONS, PREPARATIONS, RECIPES
 if TYPE_CHECKING:
     from rich.console import Console
 
-FAMILIES = {"train": RECIPES, "evaluate --task": EVALUATIONS, "explain": EXPLANATIONS, "data": PREPARATIONS}
+FAMILIES = {"train": RECIPES, "evaluate --task": EVALUATIONS, "explain --system": EXPLANATIONS, "data": PREPARATIONS}
 """What goes before a name of the table on the command line -> the table."""
 
 NEEDS: dict[str, tuple[str, ...]] = {
@@ -32,9 +32,9 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "evaluate --task language": ("lm",),
     "evaluate --task sample": ("lm",),
     "evaluate --task search": ("search",),
-    "explain segmenter": ("lm", "vision"),
-    "explain himapper": ("vision",),
-    "explain hcformer": ("vision",),
+    "explain --system segmenter": ("lm", "vision"),
+    "explain --system himapper": ("vision",),
+    "explain --system hcformer": ("vision",),
     "data features": ("lm", "vision"),
     "data index": ("search",),
     "data tokenise": ("lm",),

@@ -36,6 +36,8 @@ def run(args: Args, console: Console) -> dict[str, Any]:
 
     if not args.runs:
         raise UsageError("RUN is missing; give one or more run directories, evaluations or audits")
+    if args.out.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"--out {args.out}: the page is one file that ends in .html")
     kinds = {path: kind_of(path) for path in args.runs}
     if len(set(kinds.values())) > 1:
         said = ", ".join(f"{path} ({kind})" for path, kind in kinds.items())

@@ -25,6 +25,8 @@ AXIS_ROWS = 50_000
 BLOCK = 1 << 23
 #: Pairs on which distortion is measured.
 PAIRS = 100_000
+#: Points nearer than this share of the largest distance coincide, up to the rounding of float32.
+COINCIDE = 1e-5
 DISK = PoincareBall(1.0)
 
 
@@ -150,9 +152,10 @@ def distances(manifold: Manifold, points: Tensor, first: np.ndarray, second: np.
 def bent(layout: Layout, true: np.ndarray, first: np.ndarray, second: np.ndarray) -> tuple[Distortion, int] | None:
     """Distortion of the layout's distances against the true ones (P) of the pairs `first`, `second` (P).
 
-    Pairs at distance zero have no ratio and are left out; None where no other is there.
+    Pairs at distance zero, or at what float32 leaves of it, have no ratio and are left out; None where no other is
+    there.
     """
-    apart = true > 0
+    apart = true > COINCIDE * true.max(initial=0.0)
     if not apart.any():
         return None
     shown = distances(layout.manifold, torch.from_numpy(layout.coordinates), first[apart], second[apart])

@@ -113,7 +113,7 @@ def create_app(scene: Scene, token: str, hosts: Iterable[str]) -> Guard:
         with busy:
             if not page:
                 page.append(static_page(scene).encode())
-        return _answer(page[0], KINDS[".html"], 200, {"content-disposition": 'attachment; filename="explorer.html"'})
+        return _answer(page[0], KINDS[".html"], 200, {"content-disposition": "attachment"})
 
     @app.get("/{name:path}")
     def part(name: str) -> Any:
@@ -166,7 +166,13 @@ def serve(scene: Scene, ready: Callable[[str], None], host: str = LOOPBACK[0], p
         names = {name, *LOOPBACK[:2], "[::1]"} if host in LOOPBACK else {name}
         app = create_app(scene, token, {f"{each}:{number}" for each in names})
         config = uvicorn.Config(
-            app, log_level="warning", server_header=False, date_header=False, ws="none", limit_concurrency=BUSY
+            app,
+            log_level="warning",
+            server_header=False,
+            date_header=False,
+            ws="none",
+            lifespan="off",  # there is nothing to start or stop, and a second Ctrl-C would print its traceback
+            limit_concurrency=BUSY,
         )
         ready(f"http://{name}:{number}/{token}/")
         uvicorn.Server(config).run(sockets=[bound])

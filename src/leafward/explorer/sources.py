@@ -16,6 +16,7 @@ from torch import Tensor
 
 from leafward.errors import DataError, LeafwardError, UsageError, need
 from leafward.explorer.layout import Layout
+from leafward.explorer.tokens import read_tokens
 from leafward.explorer.tree import tree_layout
 from leafward.files import check_size
 from leafward.geometry import Euclidean, Lorentz
@@ -303,15 +304,17 @@ def _from_index(path: Path) -> Source:
 
 
 def _from_run(path: Path, options: Options) -> Source:
-    """A taxonomy embedding with its Euclidean twin, where it has one; other runs keep no embeddings."""
+    """A taxonomy embedding or the tokens of a language model, with the Euclidean twin where there is one."""
     from leafward.engine import RunDirectory
 
     run = RunDirectory.open(path)
+    if run.recipe == "helm":
+        return _from_language_run(path, options)
     if not (path / "embeddings.safetensors").is_file():
         features = run.config.get("features")
         hint = f"; its feature file can be shown: leafward explore {features}" if isinstance(features, str) else ""
         raise DataError(
-            f"{path}: this {run.recipe or 'unknown'} run holds no embeddings (those of recipe taxonomy do){hint}"
+            f"{path}: this {run.recipe or 'unknown'} run holds no embeddings (those of taxonomy and helm do){hint}"
         )
     names = read_names(path / "names.json", "name")
     member = next(iter(sorted((path / "members").glob("euclidean-seed*"))), None)
@@ -331,6 +334,23 @@ def _from_run(path: Path, options: Options) -> Source:
         return replace(source, notes=(note,))
     with named(f"{path} (names, in the taxonomy)"):
         return _with_taxonomy(source, tax, tax.ids(names, "name"))
+
+
+def _from_language_run(path: Path, options: Options) -> Source:
+    """The tokens of a trained HELM, in its space and in that of its twin."""
+    need(options.taxonomy is None, "taxonomy", f"left out: the points of {path} are tokens", options.taxonomy)
+    if not (path / "model").is_dir():
+        raise DataError(f"{path} holds no model yet: its training has not finished")
+    names, manifold, points = read_tokens(path / "model")
+    flat = isinstance(manifold, Euclidean)
+    spaces = [Space(*(("euclidean", "Euclidean") if flat else ("lorentz", "Lorentz")), manifold, points)]
+    twin = next(iter(sorted((path / "members").glob("euclidean-*/model"))), None)
+    if twin is not None and not flat:
+        others, manifold, points = read_tokens(twin)
+        if others != names:
+            raise DataError(f"{twin} has other tokens than {path / 'model'}")
+        spaces.append(Space("euclidean", "Euclidean twin", manifold, points))
+    return Source(_title(path), names, tuple(spaces))
 
 
 def _run_space(run: Any) -> Space:

@@ -71,8 +71,12 @@ def build(card: MappedCard, source: dict[str, Any] | None = None) -> nn.Module:
     except LeafwardError:
         raise
     except Exception as error:  # timm, the hub and the network each have their own
+        given = (source or {}).get("pretrained_cfg_overlay")
+        reason = " ".join(str(error).split("\n\t")[:2])  # of a list of all weights that do not fit, the first
+        if given:
+            raise DataError(f"the backbone {base.model} does not take these weights: {reason}") from error
         raise LeafwardError(
-            f"the backbone {base.model} could not be made: {error}; --weights FILE takes local weights, "
+            f"the backbone {base.model} could not be made: {reason}; --weights FILE takes local weights, "
             "--no-pretrained none"
         ) from error
     if card.hierarchy is None:
@@ -90,19 +94,32 @@ def mapper_of(model: nn.Module) -> LearningMapper | None:
 
 def _put_on_pyramid(model: nn.Module, hierarchy: dict[str, Any]) -> None:
     """Wrap the feature pyramid of timm inside a dense model, under every name that it has there."""
+    pyramid = _pyramid(model)
     places = [
-        (parent, name, child)
+        (parent, name)
         for parent in list(model.modules())
         for name, child in parent._modules.items()
-        if child is not None and callable(getattr(getattr(child, "feature_info", None), "channels", None))
+        if child is pyramid
     ]
-    if not places:
-        raise UsageError(f"{type(model).__name__} has no feature pyramid of timm to put a hierarchy on")
-    pyramid = places[0][2]
     mapper = LearningMapper(pyramid, **hierarchy)
-    for parent, name, child in places:
-        if child is pyramid:
-            setattr(parent, name, mapper)
+    for parent, name in places:
+        setattr(parent, name, mapper)
+
+
+def _pyramid(model: nn.Module) -> nn.Module:
+    """The feature pyramid of timm inside a dense model."""
+    for module in model.modules():
+        if module is not model and callable(getattr(getattr(module, "feature_info", None), "channels", None)):
+            return module
+    raise UsageError(f"{type(model).__name__} has no feature pyramid of timm to put a hierarchy on")
+
+
+def freeze_plain(model: nn.Module, task: str) -> nn.Module:
+    """Freeze the backbone of a model without a hierarchy, as `HiMapper` does with one; -> what must not be trained."""
+    backbone = (model if task == "classify" else _pyramid(model)).requires_grad_(False)
+    if task == "classify":
+        model.get_classifier().requires_grad_(True)  # pyright: ignore[reportCallIssue]
+    return backbone
 
 
 def open_model(target: str | Path) -> tuple[nn.Module, MappedCard]:
@@ -141,6 +158,8 @@ def backbone_source(config: Config) -> Iterator[tuple[str, dict[str, Any], dict[
         return
     if config.weights is not None:
         raise UsageError(f"weights go with timm:NAME; {given} has its own")
+    if not Path(given).is_dir():
+        raise UsageError(f"backbone must be timm:NAME or the folder of a run; there is no folder {given}")
     from safetensors.torch import save_file
 
     record, state = load_published(_published(given))
@@ -153,7 +172,9 @@ def backbone_source(config: Config) -> Iterator[tuple[str, dict[str, Any], dict[
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "backbone.safetensors"
         save_file({name: value.contiguous() for name, value in state.items()}, file)
-        yield card.model, card.arguments, _loading({"file": str(file), "num_classes": len(card.classes)})
+        # It may have had images of another size: timm then fits the embeddings of the places.
+        arguments = card.arguments | vision.size_arguments(card.model, config.task, config.size)
+        yield card.model, arguments, _loading({"file": str(file), "num_classes": len(card.classes)})
 
 
 def _loading(overlay: dict[str, Any] | None = None) -> dict[str, Any]:

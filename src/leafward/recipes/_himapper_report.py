@@ -64,7 +64,7 @@ def _difference(
 
 def _added(results: Sequence[Record], ours: Sequence[int], plain: Sequence[int]) -> Number:
     extra = results[ours[0]]["parameters"] - results[plain[0]]["parameters"]
-    note = f"{100 * extra / results[plain[0]]['parameters']:.1f} % of the backbone's"
+    note = f"{100 * extra / results[plain[0]]['parameters']:.1f} % of the plain model's"
     return Number("added parameters", float(extra), better="lower", note=note)
 
 

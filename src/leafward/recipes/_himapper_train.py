@@ -15,7 +15,7 @@ from leafward.recipes import _hcformer_train as vision
 from leafward.recipes import _himapper_report as report
 from leafward.recipes import hcformer
 from leafward.recipes._hcformer_train import UNITS
-from leafward.recipes._himapper_model import backbone_source, build, card_of, mapper_of
+from leafward.recipes._himapper_model import backbone_source, build, card_of, freeze_plain, mapper_of
 from leafward.recipes._members import Member, create_run, finish, plan
 from leafward.recipes.himapper import MAY_CHANGE, Config
 
@@ -46,6 +46,20 @@ class WithHierarchy:
         mapper = mapper_of(model)
         assert mapper is not None
         return {"curvature": mapper.mapper.curvature}
+
+
+class OnFrozenBackbone:
+    """A task that leaves the backbone in evaluation mode: its heads alone learn."""
+
+    def __init__(self, task: VisionTask, backbone: nn.Module) -> None:
+        self.task, self.backbone = task, backbone
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        self.backbone.eval()  # the loop has put the whole model into training mode
+        return self.task.loss(model, batch)
 
 
 def train(config: Config, out: Path, *, resume: bool, overwrite: bool) -> dict[str, Any]:
@@ -114,7 +128,11 @@ def _train_member(
         card = card_of(config, name, arguments, task.classes, task.decoder)
         model = build(card, source)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    learned: Any = task if config.plain else WithHierarchy(task, config.contrast_weight, config.kl_weight)
+    learned: Any = task
+    if not config.plain:
+        learned = WithHierarchy(task, config.contrast_weight, config.kl_weight)
+    elif config.freeze_backbone:
+        learned = OnFrozenBackbone(task, freeze_plain(model, config.task))
     fitted = fit(model, learned, config.loop, config.optim, run, cluster)
     publish(model, member.model, card, cluster)
 

@@ -58,11 +58,14 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     from leafward.files import finite
     from leafward.recipes._evaluation_page import write_evaluation
     from leafward.recipes._helm_open import is_run, members
+    from leafward.tasks.language.harness import choose_tasks
 
     of_run = is_run(args.target)
     models = members(args.target)
     if args.data is None and not of_run and not args.tasks and args.task_folder is None:
         raise UsageError(f"{args.target} is a model, not a run: give --data to score it on, or --tasks")
+    if args.tasks or args.task_folder is not None:
+        choose_tasks(args.tasks, args.task_folder)  # a name that nobody knows is refused before the work begins
     out = args.out or (args.target / "evaluation" if of_run else Path("runs") / f"evaluate-{args.target.name}")
     scores: dict[str, Scores] = {}
     rows: list[dict[str, Any]] = []
@@ -119,13 +122,14 @@ def _shard(args: Args, tokenizer: Any, folder: Path) -> Shard:
     from leafward.recipes._helm_open import tokens_folder
     from leafward.tasks.language import Corpus, Shard, find_files, read_documents
     from leafward.tasks.language.shards import token_type, write_shards
+    from leafward.tasks.language.tokenizer import size
 
     if args.data is None:
         return Corpus.open(tokens_folder(args.target)).held_out
     if not any(folder.iterdir()):
         files = find_files(args.data)
         write_shards(folder, (("data", text) for text in read_documents(files, args.field)), tokenizer)
-    return Shard.open(folder, "data", token_type(len(tokenizer)))
+    return Shard.open(folder, "data", token_type(size(tokenizer)))
 
 
 def _headline(models: list[dict[str, Any]], scores: dict[str, Scores]) -> list[Number]:
@@ -179,5 +183,6 @@ def _show(console: Console, result: dict[str, Any]) -> None:
     for number in map(Number.from_json, result["headline"]):
         table.add_row(number.name, str(number.estimate), str(number.twin_estimate or ""))
     for row in result["tasks"]:
-        table.add_row(f"{row['model']}: {row['task']} {row['metric']}", f"{row['value']:.4g}", "")
+        spread = "" if row["stderr"] is None else f" ± {row['stderr']:.2g}"
+        table.add_row(f"{row['model']}: {row['task']} {row['metric']}", f"{row['value']:.4g}{spread}", "")
     console.print(table)

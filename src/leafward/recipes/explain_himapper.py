@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor
 
-    from leafward.models.himapper import Hierarchy
+    from leafward.models.himapper import Hierarchy, HiMapper
     from leafward.recipes._hcformer_model import Card
 
 SUMMARY = "The tree of parts that Hi-Mapper found in images, drawn over them, as PNG and one HTML page."
@@ -64,7 +64,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     distances: dict[str, dict[str, float]] = {}
     for index, path in enumerate(args.images):
         photo, tensor = _prepare(path, args.size or card.vision.size, card.vision)
-        found = mapper.hierarchy(tensor)
+        found = _hierarchy(mapper, tensor, card.vision)
         distances[str(path)] = relatives(found)
         page.section(path.name)
 
@@ -82,6 +82,15 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     page.write(args.out / "index.html")
     console.print(f"page: {args.out / 'index.html'}")
     return {"page": str(args.out / "index.html"), "pictures": files, "distances": distances}
+
+
+def _hierarchy(mapper: HiMapper, image: Tensor, card: Card) -> Hierarchy:
+    try:
+        return mapper.hierarchy(image)
+    except AssertionError as error:  # timm's word where a model takes images of one size alone
+        if image.shape[-1] == card.size:
+            raise
+        raise UsageError(f"size must be {card.size} for {card.model}, as it was trained: {error}") from error
 
 
 def relatives(found: Hierarchy) -> dict[str, float]:

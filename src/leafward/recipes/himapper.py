@@ -43,7 +43,7 @@ class Config:
     weights: Path | None = None
     """A .safetensors file with the weights of timm:NAME, in place of timm's."""
     freeze_backbone: bool = False
-    """Train the hierarchy and the heads alone."""
+    """Train the hierarchy and the heads alone; of the plain backbone, the heads."""
     plain: bool = False
     """No hierarchy: the backbone alone at the same settings."""
     geometry: Literal["lorentz", "euclidean"] = "lorentz"
@@ -113,8 +113,6 @@ class Config:
             "a .safetensors file",
             self.weights,
         )
-        frozen = not (self.freeze_backbone and (self.plain or self.twin))
-        need(frozen, "freeze_backbone", "off for the plain backbone, which has nothing else to train", True)
         alone = not (self.plain and (self.twin or self.ablation))
         need(alone, "plain", "off where others are compared with it (twin, ablation)", self.plain)
         need(not (self.ablation and self.deterministic), "ablation", "off for the deterministic tree itself", True)

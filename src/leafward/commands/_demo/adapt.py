@@ -79,9 +79,9 @@ def run(out: Path, console: Console) -> Part:
     table = [row | scores(tax, asked.answers[row["method"]], asked.truth) for row in found["table"]]
     show_rows(
         console,
-        ["method", *COLUMNS.values()],
+        ["method", *SHORT],
         [tuple(map(format_value, _cells(row))) for row in table],
-        f"{len(asked.truth)} test photos",
+        f"{len(asked.truth)} test photos; class … wrong: what the back-off answers, in %",
     )
     tree, tangent = catalogue.file(tax, asked.answers[AFTER].node[0], asked.features, out / "catalogue")
     result = {"methods": table, "catalogue": catalogue.summary(tree, tangent)}
@@ -124,6 +124,8 @@ COLUMNS = {
     **{outcome: f"{outcome}, %" for outcome in OUTCOMES},
 }
 """Field of a method's scores -> its column; the outcomes are those of the back-off."""
+SHORT = ("accuracy, %", "severity", "class", "group", "root", "wrong")
+"""The same columns where there is little room."""
 
 
 def scores(tax: Taxonomy, answers: Answers, truth: np.ndarray) -> dict[str, float | None]:

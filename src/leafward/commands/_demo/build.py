@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,6 @@ def vision() -> hcformer.Config:
 
 
 def run(out: Path, console: Console) -> Part:
-    from leafward.commands._demo import tokens
     from leafward.commands._demo.part import Part
 
     spoken = _language(out, console)
@@ -61,8 +61,8 @@ def run(out: Path, console: Console) -> Part:
         _draw_language(page, out / "helm", spoken)
         _draw_vision(page, seen, drawn)
 
-    explore = tokens.file(out / "helm" / "model", out / "tokens")
-    return Part(_numbers(spoken, seen), result, draw, explore, "the tokens of the language model")
+    explore = shlex.join(["leafward", "explore", str(out / "helm")])
+    return Part(_numbers(spoken, seen), result, draw, explore, "the tokens of the language model and of its twin")
 
 
 def _language(out: Path, console: Console) -> dict[str, Any]:

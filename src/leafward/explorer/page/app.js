@@ -82,6 +82,7 @@ export class Explorer {
     byId("nearer").addEventListener("click", () => this.magnify(1.5));
     byId("further").addEventListener("click", () => this.magnify(1 / 1.5));
     byId("reset").addEventListener("click", () => this.charts.forEach((chart) => chart.goHome()));
+    byId("html").download = `${this.fileName()}.html`;
     byId("png").addEventListener("click", async () => save(await this.png(), `${this.fileName()}.png`));
     byId("svg").addEventListener("click", () =>
       save(new Blob([this.svg()], { type: "image/svg+xml" }), `${this.fileName()}.svg`),

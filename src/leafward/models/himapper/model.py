@@ -59,6 +59,7 @@ class HiMapper(nn.Module):
         self.backbone = backbone
         self.pyramid = callable(getattr(getattr(backbone, "feature_info", None), "channels", None))
         self.channels, self.head_hidden_size = _widths(backbone, self.pyramid)
+        self.prefix_tokens = _prefix_tokens(backbone)
         shape = TreeShape(leaves, levels)
         self.mapper = HierarchyMapper(
             self.channels,
@@ -92,7 +93,7 @@ class HiMapper(nn.Module):
             out: Any = maps
         else:
             v, nodes = self._sharpened(self.forward_features(x))
-            out = self.get_classifier()(v)
+            out = self._logits(v)
         return (out, self.mapper.losses(nodes)) if losses else out
 
     def forward_features(self, x: Tensor) -> Tensor:
@@ -104,13 +105,17 @@ class HiMapper(nn.Module):
         """Logits (B, classes) of what `forward_features` gave, or the sharpened global feature (B, V)."""
         self._need_classifier("forward_head")
         v, _ = self._sharpened(features)
-        return v if pre_logits else self.get_classifier()(v)
+        return v if pre_logits else self._logits(v)
 
     @torch.no_grad()
     def hierarchy(self, x: Tensor) -> Hierarchy:
         """The nodes of images (B, in_chans, H, W), where each looks and where it lies."""
-        tokens = self._tokens(self.backbone(x)[-1] if self.pyramid else self.forward_features(x))
-        height, width = _grid(tokens.shape[1], x.shape[-2], x.shape[-1])
+        features = self.backbone(x)[-1] if self.pyramid else self.forward_features(x)
+        tokens = self._tokens(features)
+        if features.ndim == 4:
+            height, width = features.shape[1:3] if self._channels_last(features) else features.shape[2:]
+        else:
+            height, width = _grid(tokens.shape[1], x.shape[-2], x.shape[-1])
         samples = self.mapper.tree(len(x))
         nodes = self.mapper.decomposition(samples, tokens)
         attention = self.mapper.decomposition.attention(samples, tokens)
@@ -195,6 +200,13 @@ class HiMapper(nn.Module):
         shift, nodes = self._map(self._tokens(features), v)
         return v + shift, nodes
 
+    def _logits(self, v: Tensor) -> Tensor:
+        """The classifier on a global feature (B, V); that of ResNetV2, DLA and DPN is a convolution."""
+        classifier = self.get_classifier()
+        if isinstance(classifier, nn.Conv2d):
+            return classifier(v[:, :, None, None]).flatten(1)
+        return classifier(v)
+
     def _map(self, tokens: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         if self.grad_checkpointing and self.training:
             return checkpoint(self.mapper, tokens, v, use_reentrant=False)  # pyright: ignore[reportReturnType]
@@ -208,11 +220,24 @@ class HiMapper(nn.Module):
 
     def _tokens(self, features: Tensor) -> Tensor:
         """The places of a map (B, C, H, W), (B, H, W, C) or of tokens (B, P + T, C) without their prefix: (B, T, C)."""
-        if features.ndim == 4:
-            return features.flatten(1, 2) if self._channels_last(features) else features.flatten(2).mT
+        if not isinstance(features, Tensor):
+            raise UsageError(f"the backbone must have one feature map; {self._kind} gives a {type(features).__name__}")
+        if features.ndim not in (3, 4):
+            raise UsageError(f"a feature map must have three or four dimensions, got the shape {tuple(features.shape)}")
         if features.ndim == 3:
-            return features[:, getattr(self.backbone, "num_prefix_tokens", 0) :]
-        raise UsageError(f"a feature map must have three or four dimensions, got the shape {tuple(features.shape)}")
+            tokens = features[:, self.prefix_tokens :]
+        else:
+            tokens = features.flatten(1, 2) if self._channels_last(features) else features.flatten(2).mT
+        if not tokens.shape[1] or tokens.shape[2] != self.channels:
+            raise UsageError(
+                f"the features of {self._kind} must be places with its {self.channels} channels; got the shape "
+                f"{tuple(features.shape)}, the first {self.prefix_tokens} tokens of which are no places"
+            )
+        return tokens
+
+    @property
+    def _kind(self) -> str:
+        return type(self.backbone).__name__
 
 
 def _widths(backbone: nn.Module, pyramid: bool) -> tuple[int, int]:
@@ -223,17 +248,26 @@ def _widths(backbone: nn.Module, pyramid: bool) -> tuple[int, int]:
     for name in ("num_features", "forward_features", "forward_head", "get_classifier"):
         if not hasattr(backbone, name):
             raise UsageError(f"backbone must be a model of timm; {type(backbone).__name__} has no {name}")
-    if not isinstance(backbone.get_classifier(), nn.Module):  # pyright: ignore[reportCallIssue]
+    single = isinstance(backbone.get_classifier(), nn.Module)  # pyright: ignore[reportCallIssue]
+    if not single or getattr(backbone, "aux_head", None) is not None:  # VOLO's second one is called so
         raise UsageError(
-            f"backbone must have one classifier; {type(backbone).__name__} has several (a distilled model): "
-            "take its variant without distillation"
+            f"backbone must have one classifier; {type(backbone).__name__} has several, as distilled models do: "
+            "take a variant with one"
         )
     channels: int = backbone.num_features  # pyright: ignore[reportAssignmentType]
     return channels, getattr(backbone, "head_hidden_size", channels)
 
 
+def _prefix_tokens(backbone: nn.Module) -> int:
+    """Tokens before those of the map; the class token, if any, where timm does not count them (CaiT, XCiT, ConViT)."""
+    counted: int | None = getattr(backbone, "num_prefix_tokens", None)
+    if counted is not None:
+        return counted
+    return int(any(name.startswith("cls_token") for name, _ in backbone.named_parameters(recurse=False)))
+
+
 def _grid(places: int, height: int, width: int) -> tuple[int, int]:
-    """Rows and columns of a map with so many places, in the proportions of the image."""
+    """Rows and columns of so many tokens, in the proportions of the image."""
     rows = max(1, round((places * height / width) ** 0.5))
     if places % rows:
         raise UsageError(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from leafward.errors import UsageError, nearest
+from leafward.errors import UsageError, nearest, need
 from leafward.geometry.scalars import sqrt, tiny, wide
 
 MIXTURES = ("sample", "moments")
@@ -27,6 +27,8 @@ class TreeShape:
     levels: int
 
     def __post_init__(self) -> None:
+        for name in ("leaves", "levels"):
+            need(isinstance(getattr(self, name), int), name, "an integer", getattr(self, name))
         if self.levels < 2:
             raise UsageError(f"levels must be at least 2, got {self.levels}")
         most = 2 ** (self.levels - 1)

@@ -28,7 +28,7 @@ def run_tasks(
     `folder` holds tasks as YAML files; with no names, all of them are run. `limit` is for trying out.
     """
     evaluator, models = require("lm_eval.evaluator", "lm"), require("lm_eval.models.huggingface", "lm")
-    manager, names = _choose(tasks, folder)
+    manager, names = choose_tasks(tasks, folder)
     wrapped = models.HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch_size)
     rows: list[dict[str, Any]] = []
     for name in names:
@@ -52,8 +52,8 @@ def run_tasks(
     return rows
 
 
-def _choose(tasks: Sequence[str], folder: str | Path | None) -> tuple[Any, list[str]]:
-    """The task manager that knows all that is asked for, and the names."""
+def choose_tasks(tasks: Sequence[str], folder: str | Path | None = None) -> tuple[Any, list[str]]:
+    """The task manager that knows all that is asked for, and the names; what nobody knows is refused."""
     make_manager = require("lm_eval.tasks", "lm").TaskManager
     if folder is not None:
         if not Path(folder).is_dir():
