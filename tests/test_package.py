@@ -34,6 +34,7 @@ def test_a_long_list_of_names_is_cut():
     assert nearest("name0005", names) == "did you mean 'name005'?"
     assert nearest("zzz", names).endswith("name015 and 84 more")
     assert nearest("zzz", ["b", "a"]) == "allowed: a, b"
+    assert nearest(None, ["b", "a"]) == "allowed: a, b"
     assert nearest("zzz", []) == "allowed: nothing"
 
 

@@ -36,14 +36,16 @@ def entry() -> None:
 def main(argv: Sequence[str]) -> int:
     """Run one command; returns the exit status."""
     argv = list(argv)
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        print(overview())
-        return 0
-    if argv[0] in ("-V", "--version"):
-        print(f"leafward {__version__}")
-        return 0
+    if argv[:1] == ["help"]:  # help COMMAND is what git and others answer to
+        argv = [*argv[1:2], "--help"]
     as_json, debug = "--json" in argv, "--debug" in argv
     try:
+        if not argv or argv[0] in ("-h", "--help"):
+            print(overview(), flush=True)
+            return 0
+        if argv[0] in ("-V", "--version"):
+            print(f"leafward {__version__}", flush=True)
+            return 0
         return _dispatch(argv[0], argv[1:], as_json)
     except BrokenPipeError:  # the reader of a pipe went away; nobody is left to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

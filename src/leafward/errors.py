@@ -32,10 +32,10 @@ class DataError(LeafwardError):
     """A file or data set that cannot be used: missing, truncated, foreign or out of range."""
 
 
-def nearest(name: str, allowed: Iterable[str]) -> str:
+def nearest(name: object, allowed: Iterable[str]) -> str:
     """A half-sentence that helps with a misspelt name: the nearest valid one, else all of them."""
     allowed = sorted(allowed)
-    close = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), allowed, n=1, cutoff=0.5)
     if close:
         return f"did you mean {close[0]!r}?"
     more = f" and {len(allowed) - MOST_NAMES} more" if len(allowed) > MOST_NAMES else ""

@@ -276,3 +276,17 @@ def test_every_benchmark_is_told_of_in_a_whole_sentence() -> None:
 
     assert len(names()) > 10
     assert not {name: text for name, text in names().items() if not text.endswith((".", "?"))}
+
+
+def test_help_of_a_command_by_its_name_and_the_module_as_a_program():
+    assert leafward("help", "audit").stdout == leafward("audit", "--help").stdout
+    assert leafward("help").stdout == leafward("--help").stdout
+    done = subprocess.run([sys.executable, "-m", "leafward", "--version"], capture_output=True, text=True)
+    assert done.stdout.strip() == f"leafward {__version__}"
+
+
+def test_a_reader_that_goes_away_sees_no_traceback():
+    done = subprocess.run(
+        f"{sys.executable} -m leafward.cli --help | head -c 1", shell=True, capture_output=True, text=True
+    )
+    assert done.stderr == ""

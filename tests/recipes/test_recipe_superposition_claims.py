@@ -227,3 +227,13 @@ def test_theories():
     assert claims.theory(2.0, "none") is None
     assert math.isclose(analysis.alpha("power:1.5") or 0, 1.5)
     assert analysis.alpha("linear") is None
+
+
+@pytest.mark.parametrize(
+    ("exponent", "interval", "verdict"),
+    [(1.1, (0.9, 1.3), "holds"), (2.1, (-1.1, 5.4), "undecided"), (2.1, (1.9, 2.3), "does not hold")],
+)
+def test_one_fit_with_a_wide_interval_decides_nothing(exponent, interval, verdict):
+    cell = {"exponent": exponent, "interval": interval, "interval_method": "bootstrap", "alpha": 1.0, "per_seed": []}
+    found = claims._near("exponent", "near 1", [cell], lambda cell: 0.0, centre=1.0, within=0.25)
+    assert found.verdict.split(":")[0] == verdict

@@ -17,7 +17,7 @@ Cell = dict[str, Any]
 STRONG, WEAK = -0.5, 0.5  # γ at and beyond which the paper finds every row, or about m rows, represented
 LEAST_AMBIGUOUS = 9  # weak cases that the paper shows
 SEEDS = 3  # from which on an interval is over seeds
-HOLDS, FAILS, UNTESTED = "holds", "does not hold", "not tested here"
+HOLDS, FAILS, UNDECIDED, UNTESTED = "holds", "does not hold", "undecided: the interval is too wide", "not tested here"
 
 
 @dataclass(frozen=True)
@@ -231,6 +231,9 @@ def _near(
     values = [cell["exponent"] - target(cell) for cell in cells if cell["exponent"] is not None]
     distance = float(np.mean([abs(value - centre) for value in values]))
     verdict = HOLDS if distance <= within else FAILS
+    if verdict == FAILS and len(values) == 1 and estimate.interval is not None:
+        low, high = estimate.interval
+        verdict = UNDECIDED if low <= centre + within and high >= centre - within else FAILS
     count = f"{len(values)} value" + "s" * (len(values) > 1)
     note = f"{count}, from {signed(min(values))} to {signed(max(values))}; mean distance {distance:.2g}"
     return Claim(name, claim, estimate.value, estimate.interval, estimate.method, verdict, note)

@@ -1,0 +1,5 @@
+"""``python -m leafward``: the command line, where its program is not on the path."""
+
+from leafward.cli import entry
+
+entry()
