@@ -61,7 +61,7 @@ class Taxonomy:
             some = ", ".join(repr(names[i]) for i in tops[:5]) + (", …" if len(tops) > 5 else "")
             raise DataError(
                 f"{edges.source}: {len(tops)} roots: {some}; a taxonomy has one: mend the parents, or pass "
-                "root='NAME' to put a virtual root above them"
+                "root='NAME' (--root NAME) to put a virtual root above them"
             )
         self.order, self.depth, self.longest_depth = found
         self.root = int(self.order[0])

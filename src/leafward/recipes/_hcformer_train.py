@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from leafward.errors import DataError, UsageError
 from leafward.files import finite, replacing
 from leafward.recipes import _hcformer_report as report
 from leafward.recipes._hcformer_model import Card, build, open_model, size_arguments, starting_point
-from leafward.recipes._members import Member, by_geometry, create_run, finish, plan
+from leafward.recipes._members import Member, by_geometry, create_run, finish, plan, train_members
 from leafward.recipes.hcformer import MAY_CHANGE, Config
 
 if TYPE_CHECKING:
@@ -39,7 +40,12 @@ def train(config: Config, out: Path, *, resume: bool, overwrite: bool) -> dict[s
             cluster.on_main(task.check)
         members = plan(config, arms, out)
         run = _create(cluster, out, config, resume=resume, overwrite=overwrite)
-        results = [_train_member(member, task, cluster, run, out) for member in members]
+        results = train_members(
+            members,
+            run,
+            partial(_create, cluster),
+            lambda member, own: _train_member(member, task, cluster, own, out),
+        )
         return cluster.on_main(lambda: _conclude(config, run, task, members, results))
 
 
@@ -112,14 +118,8 @@ def _create(cluster: Cluster, path: Path, config: Config, *, resume: bool, overw
 def _train_member(
     member: Member[Config], task: VisionTask, cluster: Cluster, run: RunDirectory, out: Path
 ) -> dict[str, Any]:
-    """Train one model, publish it and score it; what is already done is only read."""
-    if (earlier := member.earlier_result()) is not None:
-        return earlier
+    """Train one model, publish it and score it."""
     config = member.config
-    if not member.alone:
-        run = _create(cluster, member.path, config, resume=member.begun, overwrite=False)
-    if config.loop.compile:
-        torch._dynamo.reset()  # every member compiles the same code anew, and only a few versions are allowed
     card = card_of(config, task)
     model = started(config, card)
     parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from leafward.models import HelmConfig, HelmForCausalLM
 from leafward.models.helm import PRESETS
 from leafward.recipes import _helm_report as report
 from leafward.recipes._helm_open import DATA, SCORES, TOKENS
-from leafward.recipes._members import Member, by_geometry, create_run, finish, plan
+from leafward.recipes._members import Member, by_geometry, create_run, finish, plan, train_members
 from leafward.recipes.helm import MAY_CHANGE, Config
 from leafward.tasks.language import Corpus, LanguageTask, Scores, load_model, prepare, sample, save_model, score
 from leafward.tasks.language.throughput import MeteredRun, speed
@@ -35,7 +36,12 @@ def train(config: Config, out: Path, *, resume: bool, overwrite: bool) -> dict[s
         run = _create(cluster, out, config, resume=resume, overwrite=overwrite)
         corpus = _corpus(config, run, cluster, fresh)
         members = plan(config, by_geometry(config), out)
-        results = [_train_member(member, corpus, cluster, run, out) for member in members]
+        results = train_members(
+            members,
+            run,
+            partial(_create, cluster),
+            lambda member, own: _train_member(member, corpus, cluster, own, out),
+        )
         return cluster.on_main(lambda: _conclude(config, run, corpus, members, results))
 
 
@@ -112,15 +118,8 @@ def model_config(config: Config, tokenizer: Any) -> HelmConfig:
 def _train_member(
     member: Member[Config], corpus: Corpus, cluster: Cluster, run: MeteredRun, out: Path
 ) -> dict[str, Any]:
-    """Train one model, publish it and score it; what is already done is only read."""
-    if (earlier := member.earlier_result()) is not None:
-        return earlier
+    """Train one model, publish it and score it."""
     config = member.config
-    if not member.alone:
-        run = _create(cluster, member.path, config, resume=member.begun, overwrite=False)
-    if config.loop.compile:
-        torch._dynamo.reset()  # every member compiles the same code anew, and only a few versions are allowed
-    torch.manual_seed(config.loop.seed)
     model = HelmForCausalLM(model_config(config, corpus.tokenizer))
     rows = config.loop.micro_batch or max(1, config.loop.batch_size // cluster.world)
     task = LanguageTask(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from leafward.engine import Cluster, Loss, RunDirectory, fit, publish, session
@@ -16,7 +16,7 @@ from leafward.recipes import _himapper_report as report
 from leafward.recipes import hcformer
 from leafward.recipes._hcformer_train import UNITS
 from leafward.recipes._himapper_model import backbone_source, build, card_of, freeze_plain, mapper_of
-from leafward.recipes._members import Member, create_run, finish, plan
+from leafward.recipes._members import Member, create_run, finish, plan, train_members
 from leafward.recipes.himapper import MAY_CHANGE, Config
 
 if TYPE_CHECKING:
@@ -70,7 +70,12 @@ def train(config: Config, out: Path, *, resume: bool, overwrite: bool) -> dict[s
             cluster.on_main(task.check)
         members = plan(config, arms(config), out)
         run = _create(cluster, out, config, resume=resume, overwrite=overwrite)
-        results = [_train_member(member, task, cluster, run, out) for member in members]
+        results = train_members(
+            members,
+            run,
+            partial(_create, cluster),
+            lambda member, own: _train_member(member, task, cluster, own, out),
+        )
         return cluster.on_main(lambda: _conclude(config, run, task, members, results))
 
 
@@ -115,15 +120,8 @@ def _create(cluster: Cluster, path: Path, config: Config, *, resume: bool, overw
 def _train_member(
     member: Member[Config], task: VisionTask, cluster: Cluster, run: RunDirectory, out: Path
 ) -> dict[str, Any]:
-    """Train one model, publish it and score it; what is already done is only read."""
-    if (earlier := member.earlier_result()) is not None:
-        return earlier
+    """Train one model, publish it and score it."""
     config = member.config
-    if not member.alone:
-        run = _create(cluster, member.path, config, resume=member.begun, overwrite=False)
-    if config.loop.compile:
-        torch._dynamo.reset()  # every member compiles the same code anew, and only a few versions are allowed
-    torch.manual_seed(config.loop.seed)
     with backbone_source(config) as (name, arguments, source):
         card = card_of(config, name, arguments, task.classes, task.decoder)
         model = build(card, source)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import torch
+
 from leafward.engine import Cluster, RunDirectory, to_dict
 from leafward.engine.run import CONFIG, MEMBERS, MODEL, RESULT
 from leafward.report import Number
@@ -61,6 +63,27 @@ def plan(config: Any, arms: Mapping[str, Any], out: Path) -> list[Member[Any]]:
             path = out if alone else out / MEMBERS / f"{arm}-{seed}"
             members.append(Member(arm, own, path, path / MODEL if members else out / MODEL, alone))
     return members
+
+
+def train_members(
+    members: Iterable[Member[Any]],
+    run: Run,
+    create: Callable[..., Run],
+    train: Callable[[Member[Any], Run], dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """The result of each member in turn: what an earlier attempt found, else that of `train`, given the member and its
+    run directory, which is `run` for a member alone and else comes from `create`."""
+    results = []
+    for member in members:
+        if (result := member.earlier_result()) is None:
+            config = member.config
+            own = run if member.alone else create(member.path, config, resume=member.begun, overwrite=False)
+            if config.loop.compile:
+                torch._dynamo.reset()  # every member compiles the same code anew, and only a few versions are allowed
+            torch.manual_seed(config.loop.seed)
+            result = train(member, own)
+        results.append(result)
+    return results
 
 
 def create_run(
