@@ -28,7 +28,8 @@ from leafward.recipes._hcformer_model import Card, build, open_model
 from leafward.recipes._hcformer_train import load_backbone
 from leafward.tasks import classification, segmentation
 from leafward.tasks.detection import Detection, Examples, ObjectSets, Photo, Thing
-from leafward.tasks.segmentation import IGNORED, MEAN, STD
+from leafward.tasks.images import IMAGENET
+from leafward.tasks.segmentation import IGNORED
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "hcformer": ("hcformer_nano", {"geometry": "lorentz"}),
@@ -352,7 +353,7 @@ def normalised(images: Tensor) -> Tensor:
 
 @functools.cache  # to bring them to a GPU at every step would wait for it
 def _moments(device: torch.device) -> tuple[Tensor, ...]:
-    return tuple(torch.tensor(values, device=device) * 255 for values in (MEAN, STD))
+    return tuple(torch.tensor(values, device=device) * 255 for values in IMAGENET)
 
 
 def _whole(images: Tensor, shape: tuple[int, int]) -> Tensor:

@@ -22,8 +22,19 @@ from leafward.intervals import share_interval
 from leafward.models.himapper import Hierarchy, TreeShape
 from leafward.recipes import _himapper_drawing as drawing
 from leafward.recipes import himapper
-from leafward.recipes._himapper_model import LearningMapper, backbone_source, build, card_of, mapper_of, open_model
+from leafward.recipes._hcformer_train import make_task
+from leafward.recipes._himapper_model import (
+    LearningMapper,
+    backbone_source,
+    build,
+    card_of,
+    expected_pixels,
+    mapper_of,
+    open_model,
+)
+from leafward.recipes._himapper_train import vision_config
 from leafward.recipes.explain_himapper import relatives
+from leafward.tasks.images import IMAGENET, Pixels
 
 LOOP = LoopConfig(steps=2, batch_size=8, log_every=1, device="cpu")
 OPTIM = OptimConfig(lr=1e-3, warmup_steps=0)
@@ -135,6 +146,21 @@ def test_local_weights_are_loaded_but_for_the_classifier(data: Path, tmp_path: P
     differing = {name for name, value in found.items() if not torch.equal(value, given()[name])} if found else set()
     assert differing == {"fc.weight", "fc.bias"}
     assert found["fc.weight"].shape[0] == 3
+
+
+def test_images_are_normalised_as_the_weights_expect(data: Path, tmp_path: Path) -> None:
+    """ImageNet's numbers for a backbone that was trained with others would shift and stretch its input."""
+    save_file(timm.create_model("test_resnet").state_dict(), tmp_path / "weights.safetensors")
+    settings = config(data, weights=tmp_path / "weights.safetensors")
+    himapper.run(replace(settings, loop=replace(LOOP, steps=1)), tmp_path / "run")
+    _, card = open_model(tmp_path / "run")
+    halves = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    assert card.vision.pixels == halves
+    assert expected_pixels(config(data, backbone=str(tmp_path / "run"))) == halves
+    usual, other = (make_task(vision_config(settings), pixels).held_out[0][0] for pixels in (IMAGENET, Pixels(*halves)))
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in IMAGENET)
+    torch.testing.assert_close(other, (usual * std + mean - 0.5) / 0.5)
+    assert expected_pixels(replace(settings, weights=None)) == IMAGENET  # nothing is loaded
 
 
 @pytest.mark.parametrize(("name", "arguments"), [("test_vit", {"img_size": 64}), ("test_resnet", {})])

@@ -9,6 +9,7 @@ from PIL import Image
 
 from leafward.errors import DataError, UsageError
 from leafward.tasks.detection import Detection, ObjectSets, average_precision, detector, load_objects
+from leafward.tasks.images import Pixels
 
 pytest.importorskip("pycocotools")
 
@@ -179,3 +180,9 @@ def test_outlines_of_some_objects_only_are_refused_by_the_name_of_the_photo(tmp_
         Detection(objects)
     none = load_objects(coco(tmp_path, lambda record: [each.pop("segmentation") for each in record["annotations"]]))
     assert Detection(none).decoder == "faster-rcnn"
+
+
+def test_photos_are_normalised_as_asked():
+    pixels = Pixels((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+    transform = detector("hcformer_nano", 2, 64, {"depths": (1, 1, 1, 1)}, pixels=pixels).transform
+    assert (tuple(transform.image_mean), tuple(transform.image_std)) == pixels

@@ -193,3 +193,13 @@ def test_bad_decoders_are_named():
         SegmentationModel("hcformer_nano", 2, "unet")
     with pytest.raises(UsageError, match="at least two classes, got 1; of masks with 0 and 255"):
         SegmentationModel("hcformer_nano", 1)
+
+
+def test_scenes_are_normalised_as_asked():
+    from leafward.tasks.images import Pixels
+    from leafward.tasks.segmentation import normalised
+
+    image = torch.full((3, 2, 2), 255, dtype=torch.uint8)
+    assert torch.equal(
+        normalised(image, Pixels((0.5, 0.5, 0.5), (0.5, 0.25, 1.0)))[:, 0, 0], torch.tensor([1.0, 2.0, 0.5])
+    )

@@ -31,7 +31,7 @@ def test_masks_follow_the_views_of_their_images():
     x, grid = members.views(images, (96, 128), (0.25, 1.5), generator, distort=False)
     labels = members._seen_through(masks, grid)
     inside = labels >= 0
-    red, green = (x[:, k] * members.STD[k] + members.MEAN[k] for k in (0, 1))
+    red, green = (x[:, k] * members.IMAGENET.std[k] + members.IMAGENET.mean[k] for k in (0, 1))
     upper, left = labels // 2 == 1, labels % 2 == 1
     # Between two pixels the image is a mixture, so a few places at the borders are left out.
     clear = inside & ((red - 0.5).abs() > 0.4) & ((green - 0.5).abs() > 0.4)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from leafward.engine.run import CHECKPOINTS, CONFIG, MODEL, RESULT, RunDirectory
 from leafward.errors import DataError, UsageError, nearest, require
+from leafward.tasks.images import IMAGENET, Pixels
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,10 +33,14 @@ class Card:
     """Pixels of the side that the images were trained at."""
     decoder: str = ""
     """Head of a segmentation model (semantic-fpn or smp:NAME) or kind of detector (mask-rcnn or faster-rcnn)."""
-    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
-    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    mean: tuple[float, ...] = IMAGENET.mean
+    std: tuple[float, ...] = IMAGENET.std
     ignore: int | None = 255
     """Mask value of pixels that do not count, for a segmentation model."""
+
+    @property
+    def pixels(self) -> Pixels:
+        return Pixels(self.mean, self.std)
 
     @classmethod
     def from_json(cls, record: dict[str, Any], source: Path) -> Card:
@@ -72,7 +77,7 @@ def build(card: Card) -> nn.Module:
     if card.task == "detect":
         from leafward.tasks.detection import detector
 
-        return detector(card.model, len(card.classes), card.size, card.arguments, card.decoder)
+        return detector(card.model, len(card.classes), card.size, card.arguments, card.decoder, card.pixels)
     return timm.create_model(card.model, num_classes=len(card.classes), **card.arguments)
 
 

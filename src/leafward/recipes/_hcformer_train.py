@@ -18,6 +18,7 @@ from leafward.recipes import _hcformer_report as report
 from leafward.recipes._hcformer_model import Card, build, open_model, size_arguments, starting_point
 from leafward.recipes._members import Member, by_geometry, create_run, finish, plan, train_members
 from leafward.recipes.hcformer import MAY_CHANGE, Config
+from leafward.tasks.images import IMAGENET, Pixels
 
 if TYPE_CHECKING:
     from leafward.tasks.classification import Classification
@@ -66,8 +67,8 @@ def started(config: Config, card: Card) -> nn.Module:
     return model
 
 
-def make_task(config: Config) -> VisionTask:
-    """The task of `config` on its data."""
+def make_task(config: Config, pixels: Pixels = IMAGENET) -> VisionTask:
+    """The task of `config` on its data, for a backbone that expects `pixels`."""
     source = config.data
     assert source is not None
     batch = config.loop.micro_batch or config.loop.batch_size
@@ -75,7 +76,8 @@ def make_task(config: Config) -> VisionTask:
         from leafward.tasks.segmentation import Segmentation, load_scenes
 
         scenes = load_scenes(source, config.ignore, config.held_out, config.loop.seed)
-        return Segmentation(scenes, config.size, config.decoder, hflip=config.augment.hflip, sliding=config.sliding)
+        chosen = {"hflip": config.augment.hflip, "sliding": config.sliding, "pixels": pixels}
+        return Segmentation(scenes, config.size, config.decoder, **chosen)
     if config.task == "detect":
         from leafward.tasks.detection import Detection, load_objects
 
@@ -86,7 +88,7 @@ def make_task(config: Config) -> VisionTask:
 
     taxonomy = None if config.taxonomy is None else Taxonomy.load(config.taxonomy)
     sets = load_images(source, config.held_out, config.loop.seed)
-    return Classification(sets, config.size, config.augment, batch=batch, taxonomy=taxonomy)
+    return Classification(sets, config.size, config.augment, batch=batch, taxonomy=taxonomy, **pixels._asdict())
 
 
 def card_of(config: Config, task: VisionTask) -> Card:

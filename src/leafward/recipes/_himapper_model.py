@@ -14,6 +14,7 @@ from leafward.errors import DataError, LeafwardError, UsageError, require
 from leafward.models.himapper import HierarchyLosses, HiMapper
 from leafward.recipes import _hcformer_model as vision
 from leafward.recipes._hcformer_model import Card
+from leafward.tasks.images import IMAGENET, Pixels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +47,7 @@ class MappedCard:
 
 def card_of(config: Config, model: str, arguments: dict[str, Any], classes: list[str], head: str = "") -> MappedCard:
     """The card of a model on the timm backbone `model` with the task's `head`."""
-    card = Card(config.task, model, arguments, classes, config.size, head)
+    card = Card(config.task, model, arguments, classes, config.size, head, *expected_pixels(config))
     hierarchy = {
         "leaves": config.leaves,
         "levels": config.levels,
@@ -158,12 +159,9 @@ def backbone_source(config: Config) -> Iterator[tuple[str, dict[str, Any], dict[
         return
     if config.weights is not None:
         raise UsageError(f"weights go with timm:NAME; {given} has its own")
-    if not Path(given).is_dir():
-        raise UsageError(f"backbone must be timm:NAME or the folder of a run; there is no folder {given}")
     from safetensors.torch import save_file
 
-    record, state = load_published(_published(given))
-    card = Card.from_json(record.get("vision", record), Path(given))
+    record, state, card = _trained(given)
     if card.task != "classify":
         raise UsageError(f"backbone {given} must be a run of classification, not one that can {card.task}")
     if record.get("hierarchy") is not None:
@@ -175,6 +173,25 @@ def backbone_source(config: Config) -> Iterator[tuple[str, dict[str, Any], dict[
         # It may have had images of another size: timm then fits the embeddings of the places.
         arguments = card.arguments | vision.size_arguments(card.model, config.task, config.size)
         yield card.model, arguments, _loading({"file": str(file), "num_classes": len(card.classes)})
+
+
+def expected_pixels(config: Config) -> Pixels:
+    """What the weights of the backbone were trained with; ImageNet's for a backbone without any."""
+    given = str(config.backbone)
+    if not given.startswith("timm:"):
+        return _trained(given)[2].pixels
+    known = require("timm", "vision").get_pretrained_cfg(given.removeprefix("timm:"))
+    if known is None or not (config.pretrained or config.weights is not None):
+        return IMAGENET
+    return Pixels(tuple(known.mean), tuple(known.std))
+
+
+def _trained(given: str) -> tuple[dict[str, Any], dict[str, Tensor], Card]:
+    """What the run `given` as backbone has published: its record and weights, and the card of its vision model."""
+    if not Path(given).is_dir():
+        raise UsageError(f"backbone must be timm:NAME or the folder of a run; there is no folder {given}")
+    record, state = load_published(_published(given))
+    return record, state, Card.from_json(record.get("vision", record), Path(given))
 
 
 def _loading(overlay: dict[str, Any] | None = None) -> dict[str, Any]:

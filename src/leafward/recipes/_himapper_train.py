@@ -15,7 +15,14 @@ from leafward.recipes import _hcformer_train as vision
 from leafward.recipes import _himapper_report as report
 from leafward.recipes import hcformer
 from leafward.recipes._hcformer_train import UNITS
-from leafward.recipes._himapper_model import backbone_source, build, card_of, freeze_plain, mapper_of
+from leafward.recipes._himapper_model import (
+    backbone_source,
+    build,
+    card_of,
+    expected_pixels,
+    freeze_plain,
+    mapper_of,
+)
 from leafward.recipes._members import Member, create_run, finish, plan, train_members
 from leafward.recipes.himapper import MAY_CHANGE, Config
 
@@ -65,7 +72,7 @@ class OnFrozenBackbone:
 def train(config: Config, out: Path, *, resume: bool, overwrite: bool) -> dict[str, Any]:
     """The whole recipe, on every rank. The data are looked at before anything is written."""
     with session(config.loop.device) as cluster:
-        task = vision.make_task(vision_config(config))
+        task = vision.make_task(vision_config(config), expected_pixels(config))
         if config.check:
             cluster.on_main(task.check)
         members = plan(config, arms(config), out)

@@ -16,7 +16,7 @@ from leafward.engine import Loss
 from leafward.errors import DataError, UsageError
 from leafward.hierarchy import Taxonomy, metrics
 from leafward.tasks.augment import Augment
-from leafward.tasks.images import ImageSet, ImageSets, check, check_classes
+from leafward.tasks.images import IMAGENET, ImageSet, ImageSets, check, check_classes
 
 
 class Pictures:
@@ -58,8 +58,8 @@ class Classification:
         size: int,
         augment: Augment | None = None,
         *,
-        mean: Sequence[float] = (0.485, 0.456, 0.406),
-        std: Sequence[float] = (0.229, 0.224, 0.225),
+        mean: Sequence[float] = IMAGENET.mean,
+        std: Sequence[float] = IMAGENET.std,
         crop: float = 0.9,
         batch: int = 64,
         taxonomy: Taxonomy | None = None,

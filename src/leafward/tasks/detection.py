@@ -27,7 +27,7 @@ from torchvision.transforms import v2
 from leafward.engine import Loss
 from leafward.errors import DataError, UsageError, require
 from leafward.files import read_json, read_text
-from leafward.tasks.images import HELD_OUT, TRAIN, divided, read_image
+from leafward.tasks.images import HELD_OUT, IMAGENET, TRAIN, Pixels, divided, read_image
 from leafward.tasks.pyramids import LEVELS, coarsest, pyramid
 
 FPN_WIDTH = 256
@@ -225,13 +225,19 @@ class Pyramid(nn.Module):
 
 
 def detector(
-    model: str, classes: int, size: int, arguments: Mapping[str, Any] | None = None, kind: str = "mask-rcnn"
+    model: str,
+    classes: int,
+    size: int,
+    arguments: Mapping[str, Any] | None = None,
+    kind: str = "mask-rcnn",
+    pixels: Pixels = IMAGENET,
 ) -> nn.Module:
     """Mask R-CNN (or Faster R-CNN, without masks) on a timm backbone; images get `size` pixels on the shorter side."""
     if kind not in KINDS:
         raise UsageError(f"the detector must be one of {', '.join(KINDS)}, got {kind!r}")
-    longest = round(size * LONGEST)
-    return KINDS[kind](Pyramid(model, arguments or {}), classes + 1, min_size=size, max_size=longest)
+    sizes = {"min_size": size, "max_size": round(size * LONGEST)}
+    statistics = {"image_mean": list(pixels.mean), "image_std": list(pixels.std)}
+    return KINDS[kind](Pyramid(model, arguments or {}), classes + 1, **sizes, **statistics)
 
 
 class Examples:

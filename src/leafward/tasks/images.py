@@ -13,7 +13,7 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,16 @@ BYTES = ("jpeg", "png", "image", "img", "bytes")
 """Columns of a Parquet file that can hold encoded images."""
 DECODED = 20_000
 """At most so many images are decoded by the check; of more, as many at even distances."""
+
+
+class Pixels(NamedTuple):
+    """Mean and spread of the channels, of values in [0, 1], that a backbone's weights expect."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+IMAGENET = Pixels((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,13 @@ from torchvision.transforms import v2
 from leafward.engine import Loss
 from leafward.errors import DataError, UsageError, require
 from leafward.files import inside, read_text
-from leafward.tasks.images import HELD_OUT, TRAIN, divided, image_files, read_image
+from leafward.tasks.images import HELD_OUT, IMAGENET, TRAIN, Pixels, divided, image_files, read_image
 from leafward.tasks.pyramids import LEVELS, any_size, coarsest, pyramid
 
 IGNORED = -1
 """Label of pixels that do not count, in every mask that this module hands out."""
 MASK_MODES = ("1", "L", "P", "I", "I;16", "I;16L", "I;16B")
 """Pillow's modes of masks: one number of 1, 8, 16 or 32 bits for each pixel."""
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 IMAGE_FOLDERS = ("images", "image", "images_detectron2")
 MASK_FOLDERS = ("masks", "annotations", "labels", "mask", "annotations_detectron2", "stuffthingmaps")
 ALIGN = 32  # the coarsest stride of a backbone
@@ -250,8 +249,8 @@ def _smp(name: str, model: str, classes: int, arguments: dict[str, Any]) -> Any:
 class Crops:
     """Training scenes: scaled by 0.5 to 2, cropped to size × size, mirrored: (image (3, s, s), mask (s, s))."""
 
-    def __init__(self, scenes: Scenes, size: int, hflip: float) -> None:
-        self.scenes = scenes
+    def __init__(self, scenes: Scenes, size: int, hflip: float, pixels: Pixels = IMAGENET) -> None:
+        self.scenes, self.pixels = scenes, pixels
         fill = {tv_tensors.Image: 0, tv_tensors.Mask: IGNORED}
         self.transform = v2.Compose(
             [
@@ -268,12 +267,12 @@ class Crops:
         image = tv_tensors.Image(torch.from_numpy(np.asarray(self.scenes.image(index)).copy()).permute(2, 0, 1))
         mask = tv_tensors.Mask(torch.from_numpy(self.scenes.mask(index)))
         image, mask = self.transform(image, mask)
-        return normalised(image.as_subclass(Tensor)), mask.as_subclass(Tensor).long()
+        return normalised(image.as_subclass(Tensor), self.pixels), mask.as_subclass(Tensor).long()
 
 
-def normalised(image: Tensor) -> Tensor:
-    """(3, H, W) uint8 -> float with the mean and spread that backbones expect."""
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+def normalised(image: Tensor, pixels: Pixels = IMAGENET) -> Tensor:
+    """(3, H, W) uint8 -> float with the mean and spread that the backbone expects."""
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in pixels)
     return (image.float() / 255 - mean) / std
 
 
@@ -291,12 +290,13 @@ class Segmentation:
         *,
         hflip: float = 0.5,
         sliding: bool = False,
+        pixels: Pixels = IMAGENET,
     ) -> None:
         if size % ALIGN:
             raise UsageError(f"the size of crops must be a multiple of {ALIGN}, got {size}")
-        self.scenes, self.size, self.decoder, self.sliding = scenes, size, decoder, sliding
+        self.scenes, self.size, self.decoder, self.sliding, self.pixels = scenes, size, decoder, sliding, pixels
         self.classes = scenes.classes
-        self.dataset = Crops(scenes.train, size, hflip)
+        self.dataset = Crops(scenes.train, size, hflip, pixels)
 
     def check(self) -> None:
         """Look at all the data before training starts; whatever is wrong is reported by the name of its file."""
@@ -321,7 +321,7 @@ class Segmentation:
         table = torch.zeros(len(self.classes), len(self.classes), dtype=torch.int64)
         for index in range(len(self.scenes.held_out)):
             image = torch.from_numpy(np.asarray(self.scenes.held_out.image(index)).copy()).permute(2, 0, 1)
-            guess = predict(model, normalised(image).to(device), self.size, self.sliding)
+            guess = predict(model, normalised(image, self.pixels).to(device), self.size, self.sliding)
             table += confusion(guess.cpu(), torch.from_numpy(self.scenes.held_out.mask(index)), len(self.classes))
         return score(table), None
 
