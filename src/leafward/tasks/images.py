@@ -191,6 +191,8 @@ def from_arrays(
         raise DataError(
             f"{where}images must be (N, H, W, 3) or (N, H, W) in uint8, got {images.shape} in {images.dtype}"
         )
+    if len(images) == 0:
+        raise DataError(f"{where}there is no image")
     if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
         raise DataError(f"{where}labels must be {len(images)} whole numbers, got {labels.shape} in {labels.dtype}")
     pillow = require("PIL.Image", "vision")
