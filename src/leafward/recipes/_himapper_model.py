@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from leafward.engine import load_published
 from leafward.engine.run import MODEL
 from leafward.errors import DataError, LeafwardError, UsageError, require
+from leafward.files import read_record
 from leafward.models.himapper import HierarchyLosses, HiMapper
 from leafward.recipes import _hcformer_model as vision
 from leafward.recipes._hcformer_model import Card
@@ -161,7 +162,9 @@ def backbone_source(config: Config) -> Iterator[tuple[str, dict[str, Any], dict[
         raise UsageError(f"weights go with timm:NAME; {given} has its own")
     from safetensors.torch import save_file
 
-    record, state, card = _trained(given)
+    _check_folder(given)
+    record, state = load_published(_published(given))
+    card = Card.from_json(record.get("vision", record), Path(given))
     if card.task != "classify":
         raise UsageError(f"backbone {given} must be a run of classification, not one that can {card.task}")
     if record.get("hierarchy") is not None:
@@ -179,19 +182,23 @@ def expected_pixels(config: Config) -> Pixels:
     """What the weights of the backbone were trained with; ImageNet's for a backbone without any."""
     given = str(config.backbone)
     if not given.startswith("timm:"):
-        return _trained(given)[2].pixels
+        _check_folder(given)
+        return pixels_of(given)
     known = require("timm", "vision").get_pretrained_cfg(given.removeprefix("timm:"))
     if known is None or not (config.pretrained or config.weights is not None):
         return IMAGENET
     return Pixels(tuple(known.mean), tuple(known.std))
 
 
-def _trained(given: str) -> tuple[dict[str, Any], dict[str, Tensor], Card]:
-    """What the run `given` as backbone has published: its record and weights, and the card of its vision model."""
+def pixels_of(target: str | Path) -> Pixels:
+    """What the model expects that a run has published; its weights are not read."""
+    record = read_record(_published(target) / "config.json")
+    return Card.from_json(record.get("vision", record), Path(target)).pixels
+
+
+def _check_folder(given: str) -> None:
     if not Path(given).is_dir():
         raise UsageError(f"backbone must be timm:NAME or the folder of a run; there is no folder {given}")
-    record, state = load_published(_published(given))
-    return record, state, Card.from_json(record.get("vision", record), Path(given))
 
 
 def _loading(overlay: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -35,10 +35,9 @@ class Args:
 def run(args: Args, console: Console) -> dict[str, Any]:
     """Score every model of the run; returns what the file holds."""
     from leafward.engine import RunDirectory, from_dict
-    from leafward.engine.run import MODEL
     from leafward.recipes import _himapper_report as report
     from leafward.recipes._hcformer_train import make_task
-    from leafward.recipes._himapper_model import open_model
+    from leafward.recipes._himapper_model import open_model, pixels_of
     from leafward.recipes._himapper_train import vision_config
     from leafward.recipes._vision_evaluation import conclude, measure
     from leafward.recipes.himapper import Config
@@ -52,8 +51,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         raise UsageError(f"{args.target} is not the directory of a finished run of recipe 'himapper'")
     config = from_dict(Config, trained.config)
     config = replace(config, data=args.data or config.data, taxonomy=args.taxonomy or config.taxonomy)
-    _, card = open_model(args.target / MODEL)
-    task = make_task(vision_config(config), card.vision.pixels)
+    task = make_task(vision_config(config), pixels_of(args.target))
     results, units = measure(task, args.target, trained.result()["members"], open_classes, args.device)
     headline = report.result(task.monitor, results, units)["headline"]
     return conclude(f"Evaluation: Hi-Mapper, {config.task}", args, config.data, results, headline, console)
