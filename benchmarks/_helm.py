@@ -175,9 +175,9 @@ class Report:
             write_text(self.out, json.dumps(finite(self.content), indent=1))
 
     def ratios(self, key: str, pairs: Iterable[tuple[str, str]]) -> dict[str, float]:
-        """`key` of one side over that of another, where both have it."""
+        """`key` of one side over that of another, where both have it as a number."""
         sides = self.content["sides"]
-        found = [(a, b) for a, b in pairs if key in sides.get(a, {}) and key in sides.get(b, {})]
+        found = [(a, b) for a, b in pairs if all(isinstance(sides.get(side, {}).get(key), float) for side in (a, b))]
         return {f"{a} / {b}": round(sides[a][key] / sides[b][key], 4) for a, b in found}
 
 

@@ -45,6 +45,20 @@ def cuda_ms(call: Call, rounds: int) -> float:
     return statistics.median(start.elapsed_time(end) for start, end in marks)
 
 
+def graphed(call: Call) -> Call:
+    """The call as a CUDA graph that is replayed; numbers drawn in it are new at every replay."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
 def first_line(error: BaseException) -> str:
     """Type and first line of an error, for a table."""
     lines = str(error).strip().splitlines()

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import leafward.models.hcformer  # noqa: F401  (registers the models)
-from _timing import cuda_ms, first_line
+from _timing import cuda_ms, first_line, graphed
 from leafward.models.himapper import HiMapper
 
 MAPPED = {"himapper_resnet50": "resnet50", "himapper_deit_small": "deit_small"}
@@ -238,11 +238,11 @@ def _real(value: Any) -> bool:
 
 
 def _kinds(model: nn.Module, x: Tensor, training: bool) -> list[tuple[nn.Module, tuple[Any, ...]]]:
-    """One block for every class, shape of input and set of weights, with its input."""
+    """One block for every class, kind of input and set of weights, with its input."""
     found: dict[Any, tuple[nn.Module, tuple[Any, ...]]] = {}
 
     def keep(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        shapes = tuple(part.shape for part in inputs if isinstance(part, Tensor))
+        shapes = tuple((part.shape, part.stride(), part.dtype) for part in inputs if isinstance(part, Tensor))
         weights = tuple((name, part.shape) for name, part in [*module.named_parameters(), *module.named_buffers()])
         found.setdefault((type(module), shapes, weights), (module, inputs))
 
@@ -266,11 +266,11 @@ def _timed(part: str, model: nn.Module, x: Tensor, args: argparse.Namespace) -> 
     call()
     peak = torch.cuda.max_memory_allocated() / 2**30
     launched = cuda_ms(call, args.rounds)
-    kernels_ms, launches = _kernels(call)
+    kernels_ms, launches, most = _kernels(call)
     replayed, graphs = launched, "no"
     if args.graphs:
         try:
-            replayed, graphs = cuda_ms(_graphed(call), args.rounds), "yes"
+            replayed, graphs = cuda_ms(graphed(call), args.rounds), "yes"
         except Exception as error:  # the figures of launched calls stand
             graphs = first_line(error)
     return {
@@ -279,6 +279,7 @@ def _timed(part: str, model: nn.Module, x: Tensor, args: argparse.Namespace) -> 
         "milliseconds_launched": launched,
         "kernels_ms": kernels_ms,
         "launches": launches,
+        "most_ms": most,
         "graphs": graphs,
         "peak_gib": peak,
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -286,8 +287,9 @@ def _timed(part: str, model: nn.Module, x: Tensor, args: argparse.Namespace) -> 
     }
 
 
-def _kernels(call: Call, calls: int = 3) -> tuple[float, float]:
-    """Milliseconds that the kernels of a call take by themselves, and how many there are."""
+def _kernels(call: Call, calls: int = 3, most: int = 24) -> tuple[float, float, dict[str, list[float]]]:
+    """Milliseconds that the kernels of a call take by themselves, how many there are, and both for those that take
+    the most."""
     both = torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA
     with torch.profiler.profile(activities=both) as profile:
         for _ in range(calls):
@@ -295,21 +297,9 @@ def _kernels(call: Call, calls: int = 3) -> tuple[float, float]:
         torch.cuda.synchronize()
     found = [event for event in profile.key_averages() if event.device_type == torch.autograd.DeviceType.CUDA]
     spent = sum(event.self_device_time_total for event in found) / 1e3
-    return spent / calls, sum(event.count for event in found) / calls
-
-
-def _graphed(call: Call) -> Call:
-    """The call as a CUDA graph that is replayed; numbers drawn in it are new at every replay."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
+    found.sort(key=lambda event: event.self_device_time_total, reverse=True)
+    top = {event.key[:80]: [event.self_device_time_total / 1e3 / calls, event.count / calls] for event in found[:most]}
+    return spent / calls, sum(event.count for event in found) / calls, top
 
 
 def _grown(model: nn.Module, args: argparse.Namespace) -> dict[str, Any]:

@@ -15,6 +15,8 @@ A step is forward, backward and fused AdamW under bfloat16 autocast. Sides, at e
     deepseek-grouped       DeepSeek-V3 with grouped products, compiled
     attention              the attention kernel alone, by head width and backend
 
+`ms` is the time of a step that Python launches, `graph_ms` that of the same step replayed as a CUDA graph, which leaves
+out what the host needs for its launches, and `kernels_ms` (of `--profile`) what the kernels take by themselves.
 `--compile block` compiles one layer and uses it for all, which is quick to compile; `whole` compiles the model as one
 graph. The JSON is written after every side.
 """
@@ -38,6 +40,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
 from _helm import Report, deepseek, facts, helm, llama, parameters, profile
+from _timing import cuda_ms, first_line, graphed
 from leafward.models import HelmForCausalLM
 from leafward.nn import head, kernels
 
@@ -97,7 +100,7 @@ def plain_loss(to_logits: nn.Module, hidden: Tensor, ids: Tensor) -> Tensor:
 
 def train_step(model: nn.Module, loss_of: Callable[[Tensor], Tensor], ids: Tensor) -> Callable[[], Tensor]:
     cuda = ids.is_cuda
-    optimiser = torch.optim.AdamW(model.parameters(), lr=4e-4, weight_decay=0.01, fused=cuda)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=4e-4, weight_decay=0.01, fused=cuda, capturable=cuda)
 
     def step() -> Tensor:
         with torch.autocast(ids.device.type, torch.bfloat16):
@@ -159,7 +162,18 @@ def measure(side: str, shape: str, arguments: argparse.Namespace) -> dict[str, A
     result["losses"] = [*losses, step().item()]
     if side in arguments.profile.split(","):
         result["profile"] = profile(step, device)
+        result["kernels_ms"] = sum(row["ms"] for row in result["profile"])
+    if device == "cuda" and how != "none":  # what is not compiled waits for the device within a step
+        result["graph_ms"] = replayed(step, arguments.iterations)
     return result
+
+
+def replayed(step: Callable[[], Tensor], iterations: int) -> float | str:
+    """Median milliseconds of a step as a CUDA graph, or why it is none."""
+    try:
+        return cuda_ms(graphed(step), iterations)
+    except Exception as error:  # the figures of launched steps stand
+        return first_line(error)
 
 
 def attention(shape: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -228,6 +242,7 @@ def main() -> None:
             )
             report.measure(f"{shape} {side}", lambda call=call, shape=shape: call(shape, arguments))
     pairs = [(f"{shape} {a}", f"{shape} {b}") for shape in shapes for a, b in TIME_RATIOS]
+    report.write(graph_ratios=report.ratios("graph_ms", pairs))
     report.write(time_ratios=report.ratios("ms", pairs), memory_ratios=report.ratios("memory_gb", pairs))
     print(json.dumps(report.content))
 

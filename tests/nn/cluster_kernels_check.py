@@ -126,6 +126,23 @@ def far_points() -> None:
             assert error(ours, plain.double()) < 1e-4, (name, error(ours, plain.double()))
 
 
+def many_windows() -> None:
+    """More windows than a kernel holds, as a large image has: the patches go by kernels all the same."""
+    module, most = mixer(1), kernels._MOST_TOKENS
+    x = torch.randn(2, 24, 16, 20, device=DEVICE)  # 24 windows of 16 tokens
+    seed = torch.randn_like(x)
+    kernels.use("triton")
+    whole, before = results(module, x, seed), served()
+    kernels._MOST_TOKENS = 16
+    try:
+        parted = results(module, x, seed)
+    finally:
+        kernels._MOST_TOKENS = most
+    assert served() == before + 1
+    for one, two in zip(parted, whole, strict=True):
+        assert error(one, two.double()) < 1e-4, error(one, two.double())
+
+
 def half() -> None:
     """Autocast: output in the half type, as near to float64 as plain torch is."""
     for dtype in HALVES:
@@ -199,7 +216,15 @@ def model() -> None:
 
 
 if __name__ == "__main__":
-    for check in (layers, close_points, far_points, half, compiled, *((model,) if DEVICE == "cuda" else ())):
+    for check in (
+        layers,
+        close_points,
+        far_points,
+        many_windows,
+        half,
+        compiled,
+        *((model,) if DEVICE == "cuda" else ()),
+    ):
         torch.manual_seed(0)
         check()
         print(check.__name__, "ok", flush=True)

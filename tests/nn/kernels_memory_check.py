@@ -4,23 +4,13 @@ python kernels_memory_check.py
 """
 
 import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
+from absent_device import pretend
 from triton.runtime.jit import JITFunction
 
 from leafward.nn import kernels
-from leafward.nn.kernels import _cluster_patches, _cluster_windows
 
 TAKEN: list[int] = []
 """Bytes of every kernel that was launched."""
-
-
-class Absent:
-    """What Triton asks a device when it compiles for it: compute capability 9.0, 32 threads a warp."""
-
-    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
-    get_current_device = staticmethod(lambda: 0)
-    get_current_stream = staticmethod(lambda device: 0)
 
 
 def compile_only(self, *arguments, warmup, compiled=JITFunction.run, **options):
@@ -38,10 +28,10 @@ def clusters() -> None:
         scale, table, sums = torch.ones(2), torch.zeros(2, 4, side, 4, side), torch.zeros(2, 2, side, side)
         windows = torch.zeros(2, side * side + 16, 4 * d, dtype=dtype)
         TAKEN.clear()
-        _cluster_patches.forward(e, scale, table, (side, side), 4)
-        _cluster_patches.backward(e, scale, table, out, sums, (side, side), 4)
-        _cluster_windows.forward(windows, scale, scale, table)
-        _cluster_windows.backward(windows, scale, scale, table, out.flatten(1, 2))
+        torch.ops.leafward.cluster_patches(e, scale, table, side, side, 4)
+        torch.ops.leafward.cluster_patches_backward(e, scale, table, out, sums, side, side, 4)
+        torch.ops.leafward.cluster_windows(windows, scale, scale, table)
+        torch.ops.leafward.cluster_windows_backward(windows, scale, scale, table, out.flatten(1, 2))
         assert max(TAKEN) <= 7 * tokens * (d + 16) * dtype.itemsize, (side, d, dtype, TAKEN)
 
 
@@ -58,7 +48,7 @@ def mlps() -> None:
 
 
 if __name__ == "__main__":
-    driver.set_active(Absent())
+    pretend()
     JITFunction.run = compile_only
     kernels.use("triton")
     for check in (clusters, mlps):

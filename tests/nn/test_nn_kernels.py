@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 CHECKS = {
     "kernels_check": ("residual_norm", "swiglu", "head_lanes", "latent_lanes", "experts", "model"),
     "vision_kernels_check": ("image_norm", "scaled_add", "normed_mlp", "block", "edges", "model", "memory"),
-    "cluster_kernels_check": ("layers", "close_points", "far_points", "half", "compiled"),
+    "cluster_kernels_check": ("layers", "close_points", "far_points", "many_windows", "half", "compiled"),
 }
 
 
@@ -43,6 +43,16 @@ def test_vision_kernels_take_the_memory_that_is_counted_with():
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout == "clusters ok\nmlps ok\n"
+
+
+@pytest.mark.slow
+def test_compiler_sees_through_the_operators():
+    """It then launches the kernels from its own code; and none of their inputs is copied for fear of being written."""
+    pytest.importorskip("triton")
+    command = [sys.executable, str(HERE / "kernels_traced_check.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout == "helm-d-tiny ok\nhelm-mice-tiny ok\nhcformer_nano ok\n"
 
 
 @pytest.fixture

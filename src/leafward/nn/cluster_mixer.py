@@ -468,9 +468,10 @@ class ClusterMixer(nn.Module):
         curved = isinstance(self.patch_level.similarity, LorentzSimilarity)
         if curved or layout.places is not None or not kernels.serve(x):
             return False
-        tokens = max(math.prod(layout.side), math.prod(layout.grid))
-        centres = max(self.centres, self.global_centres) ** 2
-        return kernels.cluster_fits(tokens, centres, self.patch_level.head_dim, working_dtype(x), x.device)
+        return self._fits(math.prod(layout.side), self.centres, x)
+
+    def _fits(self, tokens: int, centres: int, x: Tensor) -> bool:
+        return kernels.cluster_fits(tokens, centres**2, self.patch_level.head_dim, working_dtype(x), x.device)
 
     def _mix_by_kernels(self, x: Tensor, layout: Layout) -> Tensor:
         """The output of `mix`, from the map as it lies, without padding."""
@@ -481,9 +482,14 @@ class ClusterMixer(nn.Module):
         fine, sums = kernels.cluster_patches(patch.embed(x), alpha, table, layout.side, self.centres)
         if window is None:
             return self._project(fine, sums, None, layout)
-        both = window.embed(layout.pooled(x))
-        table = window.bias.table(layout.global_offsets)
-        return self._project(fine, sums, kernels.cluster_windows(both, *window.similarity.scales(), table), layout)
+        pooled, count = layout.pooled(x), math.prod(layout.grid)
+        if self._fits(count, self.global_centres, x):
+            table = window.bias.table(layout.global_offsets)
+            coarse = kernels.cluster_windows(window.embed(pooled), *window.similarity.scales(), table)
+        else:  # of a large map, where the windows are many and still few beside its tokens
+            windows, centres = pooled.unsqueeze(1).tensor_split([count], dim=2)
+            coarse = window(windows, centres, layout.global_offsets, None, None)[0].squeeze(1).flatten(2)
+        return self._project(fine, sums, coarse, layout)
 
     def _project(self, fine: Tensor, sums: Tensor, coarse: Tensor | None, layout: Layout) -> Tensor:
         """proj(norm([g_W, g_P])) without the concatenation: (B, H, W, h·d), sums of g_P and g_P² (2, B, H, W),

@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from leafward.nn.kernels import _cluster_patches, _cluster_windows
+from leafward.nn.kernels._cluster_patches import patches_backward, patches_forward
+from leafward.nn.kernels._cluster_windows import windows_backward, windows_forward
 from leafward.nn.kernels._launch import operator
 
 
-@operator(
-    "cluster_patches",
-    "(Tensor e, Tensor alpha, Tensor bias, SymInt rows, SymInt columns, int centres) -> (Tensor, Tensor)",
-)
-def cluster_patches(e, alpha, bias, rows, columns, centres):
-    return _cluster_patches.forward(e.contiguous(), alpha, bias.contiguous(), (rows, columns), centres)
+@operator
+def cluster_patches(
+    e: Tensor, alpha: Tensor, bias: Tensor, rows: int, columns: int, centres: int
+) -> tuple[Tensor, Tensor]:
+    return patches_forward(e.contiguous(), alpha, bias.contiguous(), (rows, columns), centres)
 
 
 @cluster_patches.register_fake
@@ -23,14 +23,12 @@ def _(e, alpha, bias, rows, columns, centres):
     return out, e.new_empty(2, *e.shape[:-1], dtype=torch.float32)
 
 
-@operator(
-    "cluster_patches_backward",
-    "(Tensor e, Tensor alpha, Tensor bias, Tensor dout, Tensor dsums, SymInt rows, SymInt columns, int centres)"
-    " -> (Tensor, Tensor, Tensor)",
-)
-def cluster_patches_backward(e, alpha, bias, dout, dsums, rows, columns, centres):
+@operator
+def cluster_patches_backward(
+    e: Tensor, alpha: Tensor, bias: Tensor, dout: Tensor, dsums: Tensor, rows: int, columns: int, centres: int
+) -> tuple[Tensor, Tensor, Tensor]:
     e, bias, dout, dsums = (tensor.contiguous() for tensor in (e, bias, dout, dsums))
-    return _cluster_patches.backward(e, alpha, bias, dout, dsums, (rows, columns), centres)
+    return patches_backward(e, alpha, bias, dout, dsums, (rows, columns), centres)
 
 
 @cluster_patches_backward.register_fake
@@ -56,12 +54,9 @@ def _patches_back(ctx, dout, dsums):
 cluster_patches.register_autograd(_patches_back, setup_context=_keep_patches)
 
 
-@operator(
-    "cluster_windows",
-    "(Tensor e, Tensor sharpness, Tensor? reach, Tensor bias) -> Tensor",
-)
-def cluster_windows(e, sharpness, reach, bias):
-    return _cluster_windows.forward(e.contiguous(), sharpness, reach, bias.contiguous())
+@operator
+def cluster_windows(e: Tensor, sharpness: Tensor, reach: Tensor | None, bias: Tensor) -> Tensor:
+    return windows_forward(e.contiguous(), sharpness, reach, bias.contiguous())
 
 
 @cluster_windows.register_fake
@@ -69,13 +64,12 @@ def _(e, sharpness, reach, bias):
     return e.new_empty(e.shape[0], bias.shape[2] * bias.shape[4], e.shape[-1] // 2)
 
 
-@operator(
-    "cluster_windows_backward",
-    "(Tensor e, Tensor sharpness, Tensor? reach, Tensor bias, Tensor dout) -> (Tensor, Tensor, Tensor, Tensor)",
-)
-def cluster_windows_backward(e, sharpness, reach, bias, dout):
+@operator
+def cluster_windows_backward(
+    e: Tensor, sharpness: Tensor, reach: Tensor | None, bias: Tensor, dout: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     e, bias, dout = (tensor.contiguous() for tensor in (e, bias, dout))
-    return _cluster_windows.backward(e, sharpness, reach, bias, dout)
+    return windows_backward(e, sharpness, reach, bias, dout)
 
 
 @cluster_windows_backward.register_fake

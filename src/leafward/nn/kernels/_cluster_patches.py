@@ -29,7 +29,7 @@ from leafward.nn.kernels._cluster_common import (
     tile_sizes,
     write_rows,
 )
-from leafward.nn.kernels._launch import programs
+from leafward.nn.kernels._launch import programs, wrap_triton
 
 TILE_TOKENS, TILE_CENTRES = 64, 16
 """Small windows go together as long as they fit this."""
@@ -168,17 +168,19 @@ def _sizes(e: Tensor, heads: int, side: tuple[int, int], centres: int) -> tuple[
     return fixed, {"windows": windows, "tokens": batch * height * width, "down": down, "across": across}
 
 
-def forward(e: Tensor, alpha: Tensor, bias: Tensor, side: tuple[int, int], centres: int) -> tuple[Tensor, Tensor]:
+def patches_forward(
+    e: Tensor, alpha: Tensor, bias: Tensor, side: tuple[int, int], centres: int
+) -> tuple[Tensor, Tensor]:
     """(B, H, W, 2hd), (h,), (h, k, p, k, q) -> (B, H, W, hd), (2, B, H, W)."""
     fixed, given = _sizes(e, alpha.numel(), side, centres)
     out = e.new_empty(*e.shape[:-1], e.shape[-1] // 2)
     sums = e.new_empty(2, fixed["HEADS"], *e.shape[:-1], dtype=torch.float32)
     groups = triton.cdiv(given["windows"], fixed["WINDOWS"])
-    _forward[(groups * fixed["HEADS"],)](e, alpha, bias, out, sums, **given, **fixed)
+    wrap_triton(_forward)[(groups * fixed["HEADS"],)](e, alpha, bias, out, sums, **given, **fixed)
     return out, sums.sum(dim=1)
 
 
-def backward(
+def patches_backward(
     e: Tensor, alpha: Tensor, bias: Tensor, dout: Tensor, dsums: Tensor, side: tuple[int, int], centres: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the embedded map, of α and of the bias."""
@@ -188,7 +190,7 @@ def backward(
     de = torch.empty_like(e)
     dalpha = alpha.new_empty(share, heads, dtype=torch.float32)
     dbias = bias.new_empty(share, heads, fixed["WINDOWS"], *bias.shape[1:], dtype=torch.float32)
-    _backward[(share * heads,)](
+    wrap_triton(_backward)[(share * heads,)](
         e, alpha, bias, dout, dsums, de, dalpha, dbias, **given, groups=groups, share=share, **fixed
     )
     return de, dalpha.sum(dim=0).to(alpha.dtype), dbias.sum(dim=(0, 2)).to(bias.dtype)

@@ -33,7 +33,7 @@ from leafward.nn.kernels._cluster_common import (
     tile_sizes,
     write_rows,
 )
-from leafward.nn.kernels._launch import programs
+from leafward.nn.kernels._launch import programs, wrap_triton
 
 _FARTHEST = tl.constexpr(math.asinh(largest(torch.float32)))
 _TINY = tl.constexpr(tiny(torch.float32))
@@ -225,16 +225,16 @@ def _sizes(e: Tensor, bias: Tensor, lorentz: bool) -> tuple[dict[str, int | bool
     return fixed, {"down": down, "across": across}
 
 
-def forward(e: Tensor, sharpness: Tensor, reach: Tensor | None, bias: Tensor) -> Tensor:
+def windows_forward(e: Tensor, sharpness: Tensor, reach: Tensor | None, bias: Tensor) -> Tensor:
     """(B, G + K, 2hd), (h,), (h,), (h, k, n, k, m) -> (B, G, hd)."""
     fixed, given = _sizes(e, bias, reach is not None)
     out = e.new_empty(e.shape[0], given["down"] * given["across"], e.shape[-1] // 2)
     grid = (e.shape[0] * fixed["HEADS"],)
-    _forward[grid](e, sharpness, sharpness if reach is None else reach, bias, out, **given, **fixed)
+    wrap_triton(_forward)[grid](e, sharpness, sharpness if reach is None else reach, bias, out, **given, **fixed)
     return out
 
 
-def backward(
+def windows_backward(
     e: Tensor, sharpness: Tensor, reach: Tensor | None, bias: Tensor, dout: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the embedding, of a and r (zero where there is no r) and of the bias."""
@@ -242,10 +242,10 @@ def backward(
     images, heads = e.shape[0], fixed["HEADS"]
     share = min(images, triton.cdiv(programs(e, images * heads), heads))
     de = torch.empty_like(e)
-    dsharpness, dreach = sharpness.new_empty(2, share, heads, dtype=torch.float32)
+    dsharpness, dreach = (sharpness.new_empty(share, heads, dtype=torch.float32) for _ in range(2))
     dbias = bias.new_empty(share, *bias.shape, dtype=torch.float32)
     radius = sharpness if reach is None else reach
-    _backward[(share * heads,)](
+    wrap_triton(_backward)[(share * heads,)](
         e, sharpness, radius, bias, dout, de, dsharpness, dreach, dbias, images, share, **given, **fixed
     )
     dsharpness, dreach = (part.sum(dim=0).to(sharpness.dtype) for part in (dsharpness, dreach))

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from leafward.nn.grouped import segment_sums
-from leafward.nn.kernels._launch import operator, tile
+from leafward.nn.kernels._launch import operator, tile, wrap_triton
 
 _CHUNK = 4
 """Rows of a program on the way back: neighbours share an expert, so its columns come from the nearest cache. Read for
@@ -108,16 +108,15 @@ def _swiglu_back_row(
     tl.store(dt_ptr + row, tl.sum(dgate * w_gate + dvalue * w_value, axis=0))
 
 
-@operator(
-    "expert_swiglu",
-    "(Tensor p, Tensor t, Tensor w, Tensor b, Tensor over, Tensor c, Tensor expert, Tensor ends) -> (Tensor, Tensor)",
-)
-def expert_swiglu(p, t, w, b, over, c, expert, ends):
+@operator
+def expert_swiglu(
+    p: Tensor, t: Tensor, w: Tensor, b: Tensor, over: Tensor, c: Tensor, expert: Tensor, ends: Tensor
+) -> tuple[Tensor, Tensor]:
     p, t, w, b, over, c = (x.contiguous() for x in (p, t, w, b, over, c))
     h, t_h = _like_hidden(p)
     (block,), warps = tile(h.shape[-1])
     sizes = {"HIDDEN": h.shape[-1], "BLOCK": block, "num_warps": warps}
-    _swiglu[(len(p),)](p, t, w, b, over, c, expert, h, t_h, **sizes)
+    wrap_triton(_swiglu)[(len(p),)](p, t, w, b, over, c, expert, h, t_h, **sizes)
     return h, t_h
 
 
@@ -131,18 +130,16 @@ def _(p, t, w, b, over, c, expert, ends):
     return _like_hidden(p)
 
 
-@operator(
-    "expert_swiglu_backward",
-    "(Tensor p, Tensor t, Tensor w, Tensor b, Tensor over, Tensor c, Tensor expert, Tensor dh, Tensor dt_h)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-)
-def expert_swiglu_backward(p, t, w, b, over, c, expert, dh, dt_h):
+@operator
+def expert_swiglu_backward(
+    p: Tensor, t: Tensor, w: Tensor, b: Tensor, over: Tensor, c: Tensor, expert: Tensor, dh: Tensor, dt_h: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     p, t, w, b, over, c, dh, dt_h = (x.contiguous() for x in (p, t, w, b, over, c, dh, dt_h))
     dp, dt, dover, dc = _like_rows(p, t)
     (block,), warps = tile(dh.shape[-1])
     sizes = {"CHUNK": _CHUNK, "HIDDEN": dh.shape[-1], "BLOCK": block, "num_warps": warps}
     grid = (triton.cdiv(len(p), _CHUNK),)
-    _swiglu_back[grid](p, t, w, b, over, c, expert, dh, dt_h, dp, dt, dover, dc, len(p), **sizes)
+    wrap_triton(_swiglu_back)[grid](p, t, w, b, over, c, expert, dh, dt_h, dp, dt, dover, dc, len(p), **sizes)
     return dp, dt, dover, dc
 
 
@@ -181,7 +178,7 @@ def _point(
     routed_ptr, everywhere_ptr, slot_ptr, share_ptr, token, tokens, lane, mask,
     INDEX: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """One point of a token, where it stands, and its weight."""
+    """One point of a token and its weight."""
     if INDEX < K:
         at = tl.load(slot_ptr + token * K + INDEX) * WIDTH + lane
         weight = tl.load(share_ptr + token * K + INDEX).to(tl.float32)
@@ -190,7 +187,7 @@ def _point(
         at = ((INDEX - K) * tokens + token) * WIDTH + lane
         weight = 1.0
         x = tl.load(everywhere_ptr + at, mask=mask, other=0.0)
-    return x.to(tl.float32), at, weight
+    return x.to(tl.float32), weight
 
 
 @triton.jit
@@ -210,7 +207,7 @@ def _summed(
     """a, its direction and √c|a|; Σ w, T and q. Points are read again where they are needed: the cache holds them."""
     a, total = tl.zeros((BLOCK,), tl.float32), 0.0
     for index in tl.static_range(K + S):
-        x, _, weight = _point(
+        x, weight = _point(
             routed_ptr, everywhere_ptr, slot_ptr, share_ptr, token, tokens, lane, mask, index, K, WIDTH
         )  # fmt: skip
         a += weight * x
@@ -219,7 +216,7 @@ def _summed(
     ray, reach = a / tl.maximum(length, 1e-18), tl.sqrt(c) * length
     time, deficit = 0.0, 0.0
     for index in tl.static_range(K + S):
-        x, _, weight = _point(
+        x, weight = _point(
             routed_ptr, everywhere_ptr, slot_ptr, share_ptr, token, tokens, lane, mask, index, K, WIDTH
         )  # fmt: skip
         own, cosh, bend = _measured(x, ray, c)
@@ -258,13 +255,13 @@ def _combine_back(
     mean = a / total
     off = tl.zeros((BLOCK,), tl.float32)
     for index in tl.static_range(K + S):
-        x, _, weight = _point(
+        x, weight = _point(
             routed_ptr, everywhere_ptr, slot_ptr, share_ptr, token, tokens, lane, mask, index, K, WIDTH
         )  # fmt: skip
         off += weight * (x - mean)
     off /= total
     for index in tl.static_range(K + S):
-        x, at, weight = _point(
+        x, weight = _point(
             routed_ptr, everywhere_ptr, slot_ptr, share_ptr, token, tokens, lane, mask, index, K, WIDTH
         )  # fmt: skip
         own, cosh, bend = _measured(x, ray, c)
@@ -274,13 +271,15 @@ def _combine_back(
         across -= tl.sum(across * ray, axis=0) * ray
         dx = shrink * (g - along * (reach * ahead / q) * ray) + (2.0 * dq * c * time / cosh) * across
         dx = (weight * dx).to(drouted_ptr.dtype.element_ty)
+        # Where they stand is worked out here once more: handed over by `_point`, the compiler would take what that
+        # reads for what is written, and copy it.
         if index < K:
-            tl.store(drouted_ptr + at, dx, mask=mask)
+            tl.store(drouted_ptr + tl.load(slot_ptr + token * K + index) * WIDTH + lane, dx, mask=mask)
             # A T − c x·a, again as a sum of positive terms.
             product = (time * time + own * own * q) / (cosh * time + own * reach) + reach * bend
             tl.store(dshare_ptr + token * K + index, shrink * tl.sum(g * x, axis=0) + 2.0 * dq * product)
         else:
-            tl.store(deverywhere_ptr + at, dx, mask=mask)
+            tl.store(deverywhere_ptr + ((index - K) * tokens + token) * WIDTH + lane, dx, mask=mask)
 
 
 def _shape(routed: Tensor, everywhere: Tensor, share: Tensor) -> dict[str, int]:
@@ -291,15 +290,12 @@ def _shape(routed: Tensor, everywhere: Tensor, share: Tensor) -> dict[str, int]:
     return sizes | {"BLOCK": block, "num_warps": max(1, warps // 2)}
 
 
-@operator(
-    "expert_combine",
-    "(Tensor routed, Tensor everywhere, Tensor slot, Tensor share, float c) -> Tensor",
-)
-def expert_combine(routed, everywhere, slot, share, c):
+@operator
+def expert_combine(routed: Tensor, everywhere: Tensor, slot: Tensor, share: Tensor, c: float) -> Tensor:
     routed, everywhere, slot, share = (x.contiguous() for x in (routed, everywhere, slot, share))
     out = _like_token(routed, share)
     sizes = _shape(routed, everywhere, share)
-    _combine[(len(share),)](routed, everywhere, slot, share, out, len(share), c, **sizes)
+    wrap_triton(_combine)[(len(share),)](routed, everywhere, slot, share, out, len(share), c, **sizes)
     return out
 
 
@@ -312,15 +308,15 @@ def _(routed, everywhere, slot, share, c):
     return _like_token(routed, share)
 
 
-@operator(
-    "expert_combine_backward",
-    "(Tensor routed, Tensor everywhere, Tensor slot, Tensor share, Tensor dout, float c) -> (Tensor, Tensor, Tensor)",
-)
-def expert_combine_backward(routed, everywhere, slot, share, dout, c):
+@operator
+def expert_combine_backward(
+    routed: Tensor, everywhere: Tensor, slot: Tensor, share: Tensor, dout: Tensor, c: float
+) -> tuple[Tensor, Tensor, Tensor]:
     routed, everywhere, slot, share, dout = (x.contiguous() for x in (routed, everywhere, slot, share, dout))
-    grads = tuple(torch.empty_like(x) for x in (routed, everywhere, share))
+    drouted, deverywhere, dshare = (torch.empty_like(x) for x in (routed, everywhere, share))
+    grads = drouted, deverywhere, dshare
     sizes = _shape(routed, everywhere, share)
-    _combine_back[(len(share),)](routed, everywhere, slot, share, dout, *grads, len(share), c, **sizes)
+    wrap_triton(_combine_back)[(len(share),)](routed, everywhere, slot, share, dout, *grads, len(share), c, **sizes)
     return grads
 
 

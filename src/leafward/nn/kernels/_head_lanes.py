@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from leafward.nn.kernels._lanes_common import places, read_lanes_back, to_eights, write_lanes
-from leafward.nn.kernels._launch import operator, programs, tile
+from leafward.nn.kernels._launch import operator, programs, tile, wrap_triton
 
 
 @triton.jit
@@ -76,18 +76,25 @@ def _sizes(cos: Tensor, heads: int, kv_heads: int, d: int) -> dict[str, int]:
     return sizes | {"TALL": tall, "WIDE": wide, "num_warps": warps}
 
 
-@operator(
-    "head_lanes",
-    "(Tensor product, Tensor bias, Tensor t, Tensor time_weight, Tensor cos, Tensor sin, Tensor scale,"
-    " int heads, int kv_heads, float c) -> (Tensor, Tensor, Tensor)",
-)
-def head_lanes(product, bias, t, time_weight, cos, sin, scale, heads, kv_heads, c):
+@operator
+def head_lanes(
+    product: Tensor,
+    bias: Tensor,
+    t: Tensor,
+    time_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    scale: Tensor,
+    heads: int,
+    kv_heads: int,
+    c: float,
+) -> tuple[Tensor, Tensor, Tensor]:
     product, t, cos, sin = (tensor.contiguous() for tensor in (product, t, cos, sin))
     outputs = _like(product, heads, kv_heads)
     length, width = product.shape[-2:]
     sizes = _sizes(cos, heads, kv_heads, width // (heads + 2 * kv_heads))
     inputs = product, bias, t, time_weight, cos, sin, scale
-    _forward[(t.numel(), 3)](*inputs, *outputs, *places(cos, length), width, c, **sizes)
+    wrap_triton(_forward)[(t.numel(), 3)](*inputs, *outputs, *places(cos, length), width, c, **sizes)
     return outputs
 
 
@@ -103,12 +110,21 @@ def _(product, bias, t, time_weight, cos, sin, scale, heads, kv_heads, c):
     return _like(product, heads, kv_heads)
 
 
-@operator(
-    "head_lanes_backward",
-    "(Tensor q, Tensor k, Tensor v, Tensor dq, Tensor dk, Tensor dv, Tensor bias, Tensor t, Tensor time_weight,"
-    " Tensor cos, Tensor sin, Tensor scale) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
-def head_lanes_backward(q, k, v, dq, dk, dv, bias, t, time_weight, cos, sin, scale):
+@operator
+def head_lanes_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    bias: Tensor,
+    t: Tensor,
+    time_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    scale: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     q, k, v, dq, dk, dv, t, cos, sin = (x.contiguous() for x in (q, k, v, dq, dk, dv, t, cos, sin))
     heads, kv_heads, length, width, rows = q.shape[2], k.shape[2], q.shape[1], bias.shape[0], t.numel()
     share = programs(q, rows)
@@ -117,7 +133,7 @@ def head_lanes_backward(q, k, v, dq, dk, dv, bias, t, time_weight, cos, sin, sca
     db, dw = t.new_empty(share, width), t.new_empty(share, width)
     sizes = _sizes(cos, heads, kv_heads, width // (heads + 2 * kv_heads))
     inputs = q, k, v, dq, dk, dv, t, time_weight, cos, sin, scale
-    _backward[(share, 3)](*inputs, dp, dt, dscale, db, dw, rows, *places(cos, length), width, **sizes)
+    wrap_triton(_backward)[(share, 3)](*inputs, dp, dt, dscale, db, dw, rows, *places(cos, length), width, **sizes)
     return (
         dp,
         db.sum(dim=0).to(bias.dtype),

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leafward.nn.kernels._launch import operator, tile
+from leafward.nn.kernels._launch import operator, tile, wrap_triton
 
 
 def tile_rows(width: int) -> int:
@@ -176,21 +176,22 @@ class Tiles:
         """Room in float32 for numbers that every tile gives."""
         return [like.new_empty(*self.grid, column, dtype=torch.float32) for column in columns]
 
-    def join(self, part: Tensor, eps: float) -> Tensor:
-        """Moments (B, 2) of the images from those of the tiles."""
-        moments = part.new_empty(self.images, 2)
-        sizes = {"WIDTH": self.width, "ROWS": self.rows, "TILES": self.all}
-        _join[(self.images,)](part, moments, self.places, self.count, eps, num_warps=1, **sizes)
-        return moments
+
+def _joined(tiles: Tiles, part: Tensor, eps: float) -> Tensor:
+    """Moments (B, 2) of the images from those of the tiles."""
+    moments = part.new_empty(tiles.images, 2)
+    sizes = {"WIDTH": tiles.width, "ROWS": tiles.rows, "TILES": tiles.all}
+    wrap_triton(_join)[(tiles.images,)](part, moments, tiles.places, tiles.count, eps, num_warps=1, **sizes)
+    return moments
 
 
-@operator("image_moments", "(Tensor x, float eps) -> Tensor")
-def image_moments(x, eps):
+@operator
+def image_moments(x: Tensor, eps: float) -> Tensor:
     x = x.contiguous()
     tiles = Tiles(x)
     (part,) = tiles.parts(x, 2)
-    _tile_moments[tiles.grid](x, part, **tiles.given)
-    return tiles.join(part, eps)
+    wrap_triton(_tile_moments)[tiles.grid](x, part, **tiles.given)
+    return _joined(tiles, part, eps)
 
 
 @image_moments.register_fake
@@ -206,14 +207,11 @@ def _no_gradient(ctx, grad):
 image_moments.register_autograd(_no_gradient)
 
 
-@operator(
-    "image_norm",
-    "(Tensor x, Tensor moments, Tensor weight, Tensor bias, ScalarType dtype) -> Tensor",
-)
-def image_norm(x, moments, weight, bias, dtype):
+@operator
+def image_norm(x: Tensor, moments: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
     x = x.contiguous()
     tiles, h = Tiles(x), torch.empty_like(x, dtype=dtype)
-    _apply[tiles.grid](x, moments, weight, bias, h, **tiles.given)
+    wrap_triton(_apply)[tiles.grid](x, moments, weight, bias, h, **tiles.given)
     return h
 
 
@@ -222,21 +220,22 @@ def _(x, moments, weight, bias, dtype):
     return x.new_empty(x.shape, dtype=dtype)
 
 
-@operator(
-    "image_norm_backward",
-    "(Tensor x, Tensor moments, Tensor weight, Tensor dh) -> (Tensor, Tensor, Tensor)",
-)
-def image_norm_backward(x, moments, weight, dh):
+@operator
+def image_norm_backward(x: Tensor, moments: Tensor, weight: Tensor, dh: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return norm_backward(x.contiguous(), moments, weight, dh.contiguous(), None)
 
 
-def norm_backward(x: Tensor, moments: Tensor, weight: Tensor, dh: Tensor, dz: Tensor | None) -> tuple[Tensor, ...]:
+def norm_backward(
+    x: Tensor, moments: Tensor, weight: Tensor, dh: Tensor, dz: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias; `dz` is what reaches x beside the norm."""
     tiles, dx = Tiles(x), torch.empty_like(x)
     part, dw, db = tiles.parts(x, 2, tiles.width, tiles.width)
-    _sums[tiles.grid](x, moments, weight, dh, part, dw, db, **tiles.given)
+    wrap_triton(_sums)[tiles.grid](x, moments, weight, dh, part, dw, db, **tiles.given)
     kinds = {"ADD": dz is not None, "TILES": tiles.all}
-    _backward[tiles.grid](x, moments, weight, dh, part, dz, dx, **kinds, **tiles.given)
+    wrap_triton(_backward)[tiles.grid](
+        x, moments, weight, dh, part, x if dz is None else dz, dx, **kinds, **tiles.given
+    )
     return dx, dw.sum(dim=0).to(weight.dtype), db.sum(dim=0).to(weight.dtype)
 
 
@@ -257,16 +256,15 @@ def _norm_gradient(ctx, dh):
 image_norm.register_autograd(_norm_gradient, setup_context=_norm_setup)
 
 
-@operator(
-    "scaled_add",
-    "(Tensor x, Tensor y, Tensor gamma, Tensor? keep, float eps) -> (Tensor, Tensor)",
-)
-def scaled_add(x, y, gamma, keep, eps):
+@operator
+def scaled_add(x: Tensor, y: Tensor, gamma: Tensor, keep: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     x, y = x.contiguous(), y.contiguous()
     tiles, z = Tiles(x), torch.empty_like(x, dtype=torch.promote_types(x.dtype, gamma.dtype))
     (part,) = tiles.parts(x, 2)
-    _add[tiles.grid](x, y, gamma, keep, z, part, KEEP=keep is not None, **tiles.given)
-    return z, tiles.join(part, eps)
+    wrap_triton(_add)[tiles.grid](
+        x, y, gamma, gamma if keep is None else keep, z, part, KEEP=keep is not None, **tiles.given
+    )
+    return z, _joined(tiles, part, eps)
 
 
 @scaled_add.register_fake
@@ -275,15 +273,14 @@ def _(x, y, gamma, keep, eps):
     return z, x.new_empty(x.shape[0], 2, dtype=torch.float32)
 
 
-@operator(
-    "scaled_add_backward",
-    "(Tensor y, Tensor gamma, Tensor? keep, Tensor dz) -> (Tensor, Tensor)",
-)
-def scaled_add_backward(y, gamma, keep, dz):
+@operator
+def scaled_add_backward(y: Tensor, gamma: Tensor, keep: Tensor | None, dz: Tensor) -> tuple[Tensor, Tensor]:
     y, dz = y.contiguous(), dz.contiguous()
     tiles, dy = Tiles(y), torch.empty_like(y)
     (dgamma,) = tiles.parts(y, tiles.width)
-    _add_backward[tiles.grid](y, gamma, keep, dz, dy, dgamma, KEEP=keep is not None, **tiles.given)
+    wrap_triton(_add_backward)[tiles.grid](
+        y, gamma, gamma if keep is None else keep, dz, dy, dgamma, KEEP=keep is not None, **tiles.given
+    )
     return dy, dgamma.sum(dim=0).to(gamma.dtype)
 
 

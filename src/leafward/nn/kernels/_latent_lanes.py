@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from leafward.nn.kernels._lanes_common import places, read_lanes_back, to_eights, write_lanes
-from leafward.nn.kernels._launch import operator, programs, tile
+from leafward.nn.kernels._launch import operator, programs, tile, wrap_triton
 
 
 @triton.jit
@@ -88,16 +88,23 @@ def _lanes(heads: int, widths: tuple[int, int], rope: int) -> int:
     return to_eights(max(d + 3, widths[1] // heads - d + rope + 2))
 
 
-@operator(
-    "latent_lanes",
-    "(Tensor product, Tensor bias, Tensor t, Tensor time_weight, Tensor latent_product, Tensor latent_bias,"
-    " Tensor latent_t, Tensor latent_time_weight, Tensor k_rope, Tensor cos, Tensor sin, Tensor scale,"
-    " int heads, float c) -> (Tensor, Tensor, Tensor)",
-)
+@operator
 def latent_lanes(
-    product, bias, t, time_weight, latent_product, latent_bias, latent_t, latent_time_weight, k_rope,
-    cos, sin, scale, heads, c,
-):  # fmt: skip
+    product: Tensor,
+    bias: Tensor,
+    t: Tensor,
+    time_weight: Tensor,
+    latent_product: Tensor,
+    latent_bias: Tensor,
+    latent_t: Tensor,
+    latent_time_weight: Tensor,
+    k_rope: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    scale: Tensor,
+    heads: int,
+    c: float,
+) -> tuple[Tensor, Tensor, Tensor]:
     whole = product, t, latent_product, latent_t, k_rope, cos, sin
     product, t, latent_product, latent_t, k_rope, cos, sin = (tensor.contiguous() for tensor in whole)
     outputs = _like(product, latent_product, k_rope, heads)
@@ -105,7 +112,7 @@ def latent_lanes(
     sizes = _sizes(cos, heads, widths, k_rope.shape[-1])
     queries, latents = (product, bias, t, time_weight), (latent_product, latent_bias, latent_t, latent_time_weight)
     inputs = *queries, *latents, k_rope, cos, sin, scale
-    _forward[(t.numel(), 3)](*inputs, *outputs, *places(cos, product.shape[1]), *widths, c, **sizes)
+    wrap_triton(_forward)[(t.numel(), 3)](*inputs, *outputs, *places(cos, product.shape[1]), *widths, c, **sizes)
     return outputs
 
 
@@ -124,26 +131,36 @@ def _(
     return _like(product, latent_product, k_rope, heads)
 
 
-@operator(
-    "latent_lanes_backward",
-    "(Tensor q, Tensor k, Tensor v, Tensor dq, Tensor dk, Tensor dv, Tensor bias, Tensor t, Tensor time_weight,"
-    " Tensor latent_bias, Tensor latent_t, Tensor latent_time_weight, Tensor cos, Tensor sin, Tensor scale, int rope)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
+@operator
 def latent_lanes_backward(
-    q, k, v, dq, dk, dv, bias, t, time_weight, latent_bias, latent_t, latent_time_weight, cos, sin, scale, rope
-):  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    bias: Tensor,
+    t: Tensor,
+    time_weight: Tensor,
+    latent_bias: Tensor,
+    latent_t: Tensor,
+    latent_time_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    scale: Tensor,
+    rope: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     whole = q, k, v, dq, dk, dv, t, latent_t, cos, sin
     q, k, v, dq, dk, dv, t, latent_t, cos, sin = (tensor.contiguous() for tensor in whole)
     widths, rows = (bias.shape[0], latent_bias.shape[0]), t.numel()
     share = programs(q, rows)
     dp, dlatent_p, drope = (q.new_empty(*q.shape[:2], width) for width in (*widths, rope))
-    (db, dw), (dlatent_b, dlatent_w) = (t.new_empty(2, share, width) for width in widths)
+    db, dw, dlatent_b, dlatent_w = (t.new_empty(share, width) for width in widths for _ in range(2))
     dt, dscale = t.new_empty(3, rows), t.new_empty(rows)
     inputs = q, k, v, dq, dk, dv, t, time_weight, latent_t, latent_time_weight, cos, sin, scale
     outputs = dp, db, dw, dlatent_p, dlatent_b, dlatent_w, drope, dt, dscale
     sizes = _sizes(cos, q.shape[2], widths, rope)
-    _backward[(share, 3)](*inputs, *outputs, rows, *places(cos, q.shape[1]), *widths, **sizes)
+    wrap_triton(_backward)[(share, 3)](*inputs, *outputs, rows, *places(cos, q.shape[1]), *widths, **sizes)
     summed = [
         part.sum(dim=0).to(like.dtype).reshape(like.shape)
         for part, like in ((db, bias), (dw, time_weight), (dlatent_b, latent_bias), (dlatent_w, latent_time_weight))

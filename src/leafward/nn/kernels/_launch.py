@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import triton
 from torch import Tensor
 from torch.library import CustomOpDef
+
+from leafward.nn.kernels import INTERPRETED
 
 ROWS_PER_UNIT = 8
 """Programs per multiprocessor in kernels that go over many rows each."""
@@ -29,18 +31,29 @@ def programs(x: Tensor, rows: int) -> int:
     return min(rows, ROWS_PER_UNIT * units)
 
 
-def operator(name: str, schema: str) -> Callable[[Callable[..., Any]], CustomOpDef]:
-    """Makes a function that launches kernels the operator leafward::NAME of PyTorch.
+def wrap_triton(kernel: Any) -> Any:
+    """A kernel as an operator launches it: visible to the compiler, which then launches it from its own code.
 
-    It runs with the device of its first argument as the current one: Triton launches there, wherever the tensors lie.
+    Of this name, and called with a kernel's own name, because that is how PyTorch finds the kernels of an operator:
+    what it compiled is taken from its cache only as long as their sources are the same.
+    """
+    return kernel if INTERPRETED else torch.library.wrap_triton(kernel)
+
+
+def operator(function: Callable[..., Any]) -> CustomOpDef:
+    """Makes a function that launches kernels the operator of PyTorch that is called leafward:: and its name.
+
+    In a compiled graph its code is taken apart, so that a launch costs the host no more than those of the compiler's
+    own kernels; as one opaque piece it took the host a tenth of a millisecond. It runs with the device of its first
+    argument as the current one: Triton launches there, wherever the tensors lie.
     """
 
-    def define(function: Callable[..., Any]) -> CustomOpDef:
-        @functools.wraps(function)
-        def there(x: Tensor, *others: Any) -> Any:
-            with torch.cuda.device_of(x):
-                return function(x, *others)
+    @functools.wraps(function)
+    def there(x: Tensor, *others: Any) -> Any:
+        with torch.cuda.device_of(x):
+            return function(x, *others)
 
-        return torch.library.custom_op(f"leafward::{name}", there, mutates_args=(), schema=schema)
-
-    return define
+    name = f"leafward::{function.__name__}"
+    if INTERPRETED:
+        return torch.library.custom_op(name, there, mutates_args=())
+    return cast(CustomOpDef, torch.library.triton_op(name, there, mutates_args=()))

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from leafward.nn.kernels._image_norm import norm_backward
-from leafward.nn.kernels._launch import operator, programs
+from leafward.nn.kernels._launch import operator, programs, wrap_triton
 
 _ROWS = 64
 _SHORT_ROWS = 32  # where two accumulators stay in registers
@@ -31,21 +31,26 @@ _CHUNK = 64
 
 
 @triton.jit
-def _load_rows(
-    x_ptr, moments_ptr, norm_w_ptr, norm_b_ptr, index, rows, places, WIDTH: tl.constexpr, ROWS: tl.constexpr
-):  # fmt: skip
-    """A tile of x and its norm, with its image, where it lies and which of its rows there are."""
+def _tile(index, rows, places, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+    """Where the rows of a tile lie, which of them there are, and their images.
+
+    Not in one function with what is read there: the compiler takes all that an address comes with for written to.
+    """
     row = index * ROWS + tl.arange(0, ROWS)
-    lane = tl.arange(0, WIDTH)
     inside = row < rows
-    image = tl.where(inside, row // places, 0)
     # The start by itself, so that the many offsets from it fit 32 bits.
-    at = tl.cast(index, tl.int64) * ROWS * WIDTH + (tl.arange(0, ROWS)[:, None] * WIDTH + lane[None, :])
+    offset = tl.arange(0, ROWS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    return tl.cast(index, tl.int64) * ROWS * WIDTH + offset, inside[:, None], tl.where(inside, row // places, 0)
+
+
+@triton.jit
+def _load_rows(x_ptr, moments_ptr, norm_w_ptr, norm_b_ptr, at, inside, image, WIDTH: tl.constexpr):
+    """A tile of x and its norm."""
+    lane = tl.arange(0, WIDTH)
     mean, rate = tl.load(moments_ptr + image * 2), tl.load(moments_ptr + image * 2 + 1)
     w, b = tl.load(norm_w_ptr + lane).to(tl.float32), tl.load(norm_b_ptr + lane).to(tl.float32)
-    x = tl.load(x_ptr + at, mask=inside[:, None], other=0.0).to(tl.float32)
-    normed = (x - mean[:, None]) * rate[:, None] * w[None, :] + b[None, :]
-    return x, normed, image, at, inside[:, None]
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    return x, (x - mean[:, None]) * rate[:, None] * w[None, :] + b[None, :]
 
 
 @triton.jit
@@ -78,9 +83,8 @@ def _forward(
 ):  # fmt: skip
     half = w1_ptr.dtype.element_ty
     lane = tl.arange(0, WIDTH)
-    x, normed, image, at, inside = _load_rows(
-        x_ptr, moments_ptr, norm_w_ptr, norm_b_ptr, tl.program_id(0), rows, places, WIDTH, ROWS
-    )
+    at, inside, image = _tile(tl.program_id(0), rows, places, WIDTH, ROWS)
+    x, normed = _load_rows(x_ptr, moments_ptr, norm_w_ptr, norm_b_ptr, at, inside, image, WIDTH)
     normed = normed.to(half)
     y = tl.zeros((ROWS, WIDTH), tl.float32)
     for start in range(0, HIDDEN, CHUNK):
@@ -105,9 +109,8 @@ def _backward_rows(
 ):  # fmt: skip
     half = w1_ptr.dtype.element_ty
     lane = tl.arange(0, WIDTH)
-    _x, normed, image, at, inside = _load_rows(
-        x_ptr, moments_ptr, norm_w_ptr, norm_b_ptr, tl.program_id(0), rows, places, WIDTH, ROWS
-    )
+    at, inside, image = _tile(tl.program_id(0), rows, places, WIDTH, ROWS)
+    _x, normed = _load_rows(x_ptr, moments_ptr, norm_w_ptr, norm_b_ptr, at, inside, image, WIDTH)
     normed = normed.to(half)
     g = _load_gradient(dz_ptr, keep_ptr, image, at, inside, KEEP)
     g = (g * tl.load(gamma_ptr + lane).to(tl.float32)[None, :]).to(half)
@@ -140,9 +143,8 @@ def _backward_chunk(
     dw1, s = tl.zeros((CHUNK, WIDTH), tl.float32), tl.zeros((CHUNK, WIDTH), tl.float32)
     db1, total = tl.zeros((CHUNK,), tl.float32), tl.zeros((WIDTH,), tl.float32)
     for index in range(tl.program_id(1), tl.cdiv(rows, ROWS), tl.num_programs(1)):
-        _x, normed, image, at, inside = _load_rows(
-            x_ptr, moments_ptr, norm_w_ptr, norm_b_ptr, index, rows, places, WIDTH, ROWS
-        )
+        at, inside, image = _tile(index, rows, places, WIDTH, ROWS)
+        _x, normed = _load_rows(x_ptr, moments_ptr, norm_w_ptr, norm_b_ptr, at, inside, image, WIDTH)
         normed = normed.to(half)
         g = _load_gradient(dz_ptr, keep_ptr, image, at, inside, KEEP)
         u = tl.dot(w1, tl.trans(normed), input_precision="ieee") + b1[:, None]
@@ -160,18 +162,25 @@ def _backward_chunk(
         tl.store(total_ptr + share * WIDTH + lane, total)
 
 
-@operator(
-    "normed_mlp",
-    "(Tensor x, Tensor moments, Tensor norm_w, Tensor norm_b, Tensor w1, Tensor b1, Tensor w2, Tensor b2,"
-    " Tensor gamma, Tensor? keep, ScalarType dtype) -> Tensor",
-)
-def normed_mlp(x, moments, norm_w, norm_b, w1, b1, w2, b2, gamma, keep, dtype):
+@operator
+def normed_mlp(
+    x: Tensor,
+    moments: Tensor,
+    norm_w: Tensor,
+    norm_b: Tensor,
+    w1: Tensor,
+    b1: Tensor,
+    w2: Tensor,
+    b2: Tensor,
+    gamma: Tensor,
+    keep: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
     x, w1, w2 = x.contiguous(), w1.to(dtype).contiguous(), w2.to(dtype).contiguous()
     z = torch.empty_like(x, dtype=torch.promote_types(x.dtype, gamma.dtype))
     rows, given = _given(x, w1, keep)
-    _forward[(triton.cdiv(rows, _ROWS),)](
-        x, moments, norm_w, norm_b, w1, b1, w2, b2, gamma, keep, z, ROWS=_ROWS, **given
-    )
+    tensors = x, moments, norm_w, norm_b, w1, b1, w2, b2, gamma, gamma if keep is None else keep, z
+    wrap_triton(_forward)[(triton.cdiv(rows, _ROWS),)](*tensors, ROWS=_ROWS, **given)
     return z
 
 
@@ -188,31 +197,42 @@ def _(x, moments, norm_w, norm_b, w1, b1, w2, b2, gamma, keep, dtype):
     return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, gamma.dtype))
 
 
-@operator(
-    "normed_mlp_backward",
-    "(Tensor x, Tensor moments, Tensor norm_w, Tensor norm_b, Tensor w1, Tensor b1, Tensor w2, Tensor b2,"
-    " Tensor gamma, Tensor? keep, ScalarType dtype, Tensor dz)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
-def normed_mlp_backward(x, moments, norm_w, norm_b, w1, b1, w2, b2, gamma, keep, dtype, dz):
+@operator
+def normed_mlp_backward(
+    x: Tensor,
+    moments: Tensor,
+    norm_w: Tensor,
+    norm_b: Tensor,
+    w1: Tensor,
+    b1: Tensor,
+    w2: Tensor,
+    b2: Tensor,
+    gamma: Tensor,
+    keep: Tensor | None,
+    dtype: torch.dtype,
+    dz: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     x, dz = x.contiguous(), dz.contiguous()
     first, second = w1.to(dtype).contiguous(), w2.to(dtype).contiguous()
     rows, given = _given(x, w1, keep)
     chunks = len(w1) // _CHUNK
-    tensors = x, moments, norm_w, norm_b, first, b1, second, gamma, keep, dz
+    tensors = x, moments, norm_w, norm_b, first, b1, second, gamma, gamma if keep is None else keep, dz
     dnormed = torch.empty_like(x, dtype=dtype)
-    _backward_rows[(triton.cdiv(rows, _ROWS),)](*tensors, dnormed, ROWS=_ROWS, **given)
+    wrap_triton(_backward_rows)[(triton.cdiv(rows, _ROWS),)](*tensors, dnormed, ROWS=_ROWS, **given)
     shares = max(1, programs(x, triton.cdiv(rows, _SHORT_ROWS)) // (2 * chunks))
     dw1, s = (x.new_empty(shares, *w1.shape, dtype=torch.float32) for _ in range(2))
     db1, total = (x.new_empty(shares, size, dtype=torch.float32) for size in w1.shape)
-    _backward_chunk[(chunks, shares)](*tensors, dw1, db1, s, total, ROWS=_SHORT_ROWS, num_stages=2, **given)
+    wrap_triton(_backward_chunk)[(chunks, shares)](
+        *tensors, dw1, db1, s, total, ROWS=_SHORT_ROWS, num_stages=2, **given
+    )
     dx, dnorm_w, dnorm_b = norm_backward(x, moments, norm_w, dnormed, dz)
     dw1, db1, s, total = (part.sum(dim=0) for part in (dw1, db1, s.mT, total))
     dgamma = torch.linalg.vecdot(s, w2.float()) + b2 * total
     wide = gamma.float()
     grads = dnorm_w, dnorm_b, dw1, db1, wide[:, None] * s, wide * total, dgamma
     kinds = norm_w, norm_b, w1, b1, w2, b2, gamma
-    return dx, *(grad.to(kind.dtype).contiguous() for grad, kind in zip(grads, kinds, strict=True))
+    of = [grad.to(kind.dtype).contiguous() for grad, kind in zip(grads, kinds, strict=True)]
+    return dx, of[0], of[1], of[2], of[3], of[4], of[5], of[6]
 
 
 @normed_mlp_backward.register_fake

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leafward.nn.kernels._launch import operator, programs, tile
+from leafward.nn.kernels._launch import operator, programs, tile, wrap_triton
 
 
 @triton.jit
@@ -107,17 +107,15 @@ def _backward(
     tl.store(dgain_ptr + program * WIDTH + lane, dgain, mask=inside)
 
 
-@operator(
-    "residual_norm",
-    "(Tensor x, Tensor y, Tensor log_weight, Tensor gain, float scale, float eps, float c, ScalarType dtype)"
-    " -> (Tensor, Tensor, Tensor)",
-)
-def residual_norm(x, y, log_weight, gain, scale, eps, c, dtype):
+@operator
+def residual_norm(
+    x: Tensor, y: Tensor, log_weight: Tensor, gain: Tensor, scale: float, eps: float, c: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
     x, y = x.contiguous(), y.contiguous()
     z, h, t = _like(x, dtype)
     (block,), warps = tile(x.shape[-1])
     sizes = {"WIDTH": x.shape[-1], "BLOCK": block, "num_warps": warps}
-    _forward[(t.numel(),)](x, y, log_weight, gain, z, h, t, scale, eps, c, **sizes)
+    wrap_triton(_forward)[(t.numel(),)](x, y, log_weight, gain, z, h, t, scale, eps, c, **sizes)
     return z, h, t
 
 
@@ -132,12 +130,19 @@ def _(x, y, log_weight, gain, scale, eps, c, dtype):
     return _like(x.contiguous(), dtype)
 
 
-@operator(
-    "residual_norm_backward",
-    "(Tensor x, Tensor y, Tensor log_weight, Tensor gain, Tensor dz, Tensor dh, Tensor dt, float scale,"
-    " float eps, float c) -> (Tensor, Tensor, Tensor, Tensor)",
-)
-def residual_norm_backward(x, y, log_weight, gain, dz, dh, dt, scale, eps, c):
+@operator
+def residual_norm_backward(
+    x: Tensor,
+    y: Tensor,
+    log_weight: Tensor,
+    gain: Tensor,
+    dz: Tensor,
+    dh: Tensor,
+    dt: Tensor,
+    scale: float,
+    eps: float,
+    c: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x, y, dz, dh, dt = (tensor.contiguous() for tensor in (x, y, dz, dh, dt))
     width, rows = x.shape[-1], dt.numel()
     share = programs(x, rows)
@@ -145,7 +150,9 @@ def residual_norm_backward(x, y, log_weight, gain, dz, dh, dt, scale, eps, c):
     dlog_weight, dgain = dt.new_empty(rows), dt.new_empty(share, width)
     (block,), warps = tile(width)
     sizes = {"WIDTH": width, "BLOCK": block, "num_warps": warps}
-    _backward[(share,)](x, y, log_weight, gain, dz, dh, dt, dx, dy, dlog_weight, dgain, rows, scale, eps, c, **sizes)
+    wrap_triton(_backward)[(share,)](
+        x, y, log_weight, gain, dz, dh, dt, dx, dy, dlog_weight, dgain, rows, scale, eps, c, **sizes
+    )
     return dx, dy, dlog_weight.sum().to(log_weight.dtype).reshape(log_weight.shape), dgain.sum(dim=0).to(gain.dtype)
 
 

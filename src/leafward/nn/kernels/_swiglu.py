@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leafward.nn.kernels._launch import operator, programs, tile
+from leafward.nn.kernels._launch import operator, programs, tile, wrap_triton
 
 
 @triton.jit
@@ -78,16 +78,13 @@ def _backward(
     tl.store(dw_ptr + part + HIDDEN + lane, dw_value, mask=inside)
 
 
-@operator(
-    "swiglu_lift",
-    "(Tensor product, Tensor bias, Tensor t, Tensor time_weight, float c) -> (Tensor, Tensor)",
-)
-def swiglu_lift(product, bias, t, time_weight, c):
+@operator
+def swiglu_lift(product: Tensor, bias: Tensor, t: Tensor, time_weight: Tensor, c: float) -> tuple[Tensor, Tensor]:
     product, t = product.contiguous(), t.contiguous()
     h, t_h = _like(product)
     (block,), warps = tile(h.shape[-1])
     sizes = {"HIDDEN": h.shape[-1], "BLOCK": block, "num_warps": warps}
-    _forward[(t.numel(),)](product, bias, t, time_weight, h, t_h, c, **sizes)
+    wrap_triton(_forward)[(t.numel(),)](product, bias, t, time_weight, h, t_h, c, **sizes)
     return h, t_h
 
 
@@ -102,12 +99,10 @@ def _(product, bias, t, time_weight, c):
     return _like(product)
 
 
-@operator(
-    "swiglu_lift_backward",
-    "(Tensor product, Tensor bias, Tensor t, Tensor time_weight, Tensor dh, Tensor dt_h, float c)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-)
-def swiglu_lift_backward(product, bias, t, time_weight, dh, dt_h, c):
+@operator
+def swiglu_lift_backward(
+    product: Tensor, bias: Tensor, t: Tensor, time_weight: Tensor, dh: Tensor, dt_h: Tensor, c: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     product, t, dh, dt_h = (tensor.contiguous() for tensor in (product, t, dh, dt_h))
     hidden, rows = dh.shape[-1], t.numel()
     share = programs(product, rows)
@@ -115,7 +110,7 @@ def swiglu_lift_backward(product, bias, t, time_weight, dh, dt_h, c):
     db, dw = t.new_empty(share, 2 * hidden), t.new_empty(share, 2 * hidden)
     (block,), warps = tile(hidden, share=256)
     sizes = {"HIDDEN": hidden, "BLOCK": block, "num_warps": warps}
-    _backward[(share,)](product, bias, t, time_weight, dh, dt_h, dp, dt, db, dw, rows, c, **sizes)
+    wrap_triton(_backward)[(share,)](product, bias, t, time_weight, dh, dt_h, dp, dt, db, dw, rows, c, **sizes)
     return dp, db.sum(dim=0).to(bias.dtype), dt, dw.sum(dim=0).to(time_weight.dtype).reshape(time_weight.shape)
 
 

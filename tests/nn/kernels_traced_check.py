@@ -1,0 +1,83 @@
+"""What a compiler sees of the kernels, as a program: traced for a device that need not be there.
+
+python kernels_traced_check.py
+"""
+
+from collections.abc import Callable, Iterator
+
+import timm
+import torch
+from absent_device import pretend
+from torch import Tensor, nn
+from torch._functorch.aot_autograd import aot_export_module
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import leafward.models.hcformer  # noqa: F401  (registers the models)
+from leafward.models import HelmConfig, HelmForCausalLM
+from leafward.nn import kernels
+
+SEQUENCES = {"_residual_norm", "_swiglu", "_head_lanes"}
+EXPERTS = {"_residual_norm", "_swiglu", "_latent_lanes", "_experts"}
+IMAGES = {"_image_norm", "_mlp", "_cluster_patches", "_cluster_windows"}
+
+
+class Loss(nn.Module):
+    """The loss of a model under autocast."""
+
+    def __init__(self, model: nn.Module, loss: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            return (self.loss(self.model, x),)
+
+
+def shapes_alone(model: nn.Module, mode: FakeTensorMode) -> None:
+    """Leave a model no values, so that nothing is run while it is traced."""
+    for part in model.modules():
+        for name, weight in part.named_parameters(recurse=False):
+            setattr(part, name, nn.Parameter(mode.from_tensor(weight.detach()), weight.requires_grad))
+        for name, buffer in part.named_buffers(recurse=False):
+            setattr(part, name, mode.from_tensor(buffer))
+
+
+def launches(step: Loss, x: Tensor) -> Iterator[tuple[str, torch.fx.Node]]:
+    """Every launch of a kernel of ours, forward and back, with the kernel's module, in the graph that is compiled."""
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        shapes_alone(step, mode)
+        joint, _ = aot_export_module(step, (mode.from_tensor(x),), trace_joint=True, output_loss_index=0)
+    for node in joint.graph.nodes:
+        assert "leafward" not in str(node.target) or "segment_sums" in str(node.target), f"{node.target} is opaque"
+        if "triton_kernel_wrapper" in str(node.target):
+            yield kernel_side_table.get_kernel(node.kwargs["kernel_idx"]).fn.__module__.rsplit(".", 1)[1], node
+
+
+def check(name: str, step: Loss, x: Tensor, expected: set[str]) -> None:
+    """No operator is left whole, and a kernel writes into fresh memory alone: into anything else, copies are made."""
+    seen = set()
+    for module, node in launches(step, x):
+        seen.add(module)
+        for written in node.kwargs["tensors_to_clone"]:
+            source = node.kwargs["kwargs"][written]
+            assert "empty" in str(source.target), f"{module} writes {written}, which is {source.target}"
+    assert seen == expected, (name, seen)
+    print(name, "ok", flush=True)
+
+
+def main() -> None:
+    pretend()
+    kernels.use("triton")
+    kernels.serve = lambda x: x.dtype in (torch.float32, torch.bfloat16)  # no device is needed to trace
+    for preset, expected in (("helm-d-tiny", SEQUENCES), ("helm-mice-tiny", EXPERTS)):
+        model = HelmForCausalLM(HelmConfig.preset(preset, num_hidden_layers=2))
+        ids = torch.zeros(2, 16, dtype=torch.long)
+        check(preset, Loss(model, lambda model, x: model(input_ids=x, labels=x).loss), ids, expected)
+    model = timm.create_model("hcformer_nano", depths=(1, 1, 1, 1), drop_path_rate=0.1)
+    images = torch.zeros(2, 3, 224, 224)
+    check("hcformer_nano", Loss(model, lambda model, x: model(x).float().sum()), images, IMAGES)
+
+
+if __name__ == "__main__":
+    main()
