@@ -4,14 +4,18 @@ python kernels_traced_check.py
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import timm
 import torch
-from absent_device import pretend
+import triton
+from absent_device import Absent, pretend
 from torch import Tensor, nn
 from torch._functorch.aot_autograd import aot_export_module
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 from torch._subclasses.fake_tensor import FakeTensorMode
+from triton.compiler import ASTSource
+from triton.runtime import Autotuner, JITFunction
 
 import leafward.models.hcformer  # noqa: F401  (registers the models)
 from leafward.models import HelmConfig, HelmForCausalLM
@@ -54,11 +58,34 @@ def launches(step: Loss, x: Tensor) -> Iterator[tuple[str, torch.fx.Node]]:
             yield kernel_side_table.get_kernel(node.kwargs["kernel_idx"]).fn.__module__.rsplit(".", 1)[1], node
 
 
+def compiles(kernel: JITFunction, given: dict[str, Any]) -> None:
+    """Compile a kernel as a compiled graph has it: with its numbers in float64."""
+    kinds = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int32: "i32", torch.int64: "i64"}
+    signature, constants = {}, {}
+    for place, parameter in enumerate(kernel.params):
+        value = given[parameter.name]
+        if parameter.is_constexpr:
+            signature[parameter.name], constants[place,] = "constexpr", value
+        elif isinstance(value, torch.fx.Node):
+            signature[parameter.name] = "*" + kinds[value.meta["val"].dtype]
+        else:
+            signature[parameter.name] = "fp64" if isinstance(value, float) else "i32"
+    triton.compile(ASTSource(kernel, signature, constants), target=Absent.get_current_target())
+
+
 def check(name: str, step: Loss, x: Tensor, expected: set[str]) -> None:
-    """No operator is left whole, and a kernel writes into fresh memory alone: into anything else, copies are made."""
-    seen = set()
+    """No operator is left whole; kernels compile, and write into fresh memory alone: all else would be copied."""
+    seen, compiled = set(), set()
     for module, node in launches(step, x):
         seen.add(module)
+        kernel = kernel_side_table.get_kernel(node.kwargs["kernel_idx"])
+        if isinstance(kernel, Autotuner):  # how the options of a launch are kept
+            kernel = kernel.fn
+        constants = kernel_side_table.get_constant_args(node.kwargs["constant_args_idx"])
+        given = {**constants, **node.kwargs["kwargs"]}
+        if kernel not in compiled and any(isinstance(value, float) for value in given.values()):
+            compiles(kernel, given)
+            compiled.add(kernel)
         for written in node.kwargs["tensors_to_clone"]:
             source = node.kwargs["kwargs"][written]
             assert "empty" in str(source.target), f"{module} writes {written}, which is {source.target}"

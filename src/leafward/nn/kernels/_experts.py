@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from leafward.nn.grouped import segment_sums
-from leafward.nn.kernels._launch import operator, tile, wrap_triton
+from leafward.nn.kernels._launch import operator, single, tile, wrap_triton
 
 _CHUNK = 4
 """Rows of a program on the way back: neighbours share an expert, so its columns come from the nearest cache. Read for
@@ -230,6 +230,7 @@ def _combine(
     routed_ptr, everywhere_ptr, slot_ptr, share_ptr, out_ptr, tokens, c,
     K: tl.constexpr, S: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    c = single(c)
     token, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     mask = lane < WIDTH
     a, _, _, _, _, q = _summed(
@@ -243,6 +244,7 @@ def _combine_back(
     routed_ptr, everywhere_ptr, slot_ptr, share_ptr, dout_ptr, drouted_ptr, deverywhere_ptr, dshare_ptr, tokens, c,
     K: tl.constexpr, S: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    c = single(c)
     token, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     mask = lane < WIDTH
     a, ray, reach, total, time, q = _summed(

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leafward.nn.kernels._launch import operator, tile, wrap_triton
+from leafward.nn.kernels._launch import operator, single, tile, wrap_triton
 
 
 def tile_rows(width: int) -> int:
@@ -85,7 +85,7 @@ def _join(part_ptr, moments_ptr, places, tiles, eps, WIDTH: tl.constexpr, ROWS: 
     middle = tl.sum(count * mean, axis=0) / places
     squares += count * WIDTH * (mean - middle) * (mean - middle)
     tl.store(moments_ptr + image * 2, middle)
-    tl.store(moments_ptr + image * 2 + 1, 1.0 / tl.sqrt(tl.sum(squares, axis=0) / WIDTH / places + eps))
+    tl.store(moments_ptr + image * 2 + 1, 1.0 / tl.sqrt(tl.sum(squares, axis=0) / WIDTH / places + single(eps)))
 
 
 @triton.jit

@@ -18,6 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from leafward.nn.kernels._launch import single
+
 
 def to_eights(width: int) -> int:
     return -(-width // 8) * 8
@@ -68,7 +70,7 @@ def write_lanes(
     if TURNING > 0:
         cos, sin = _angle(cos_ptr, sin_ptr, row, length, batch_step, FIRST, TURNING, WIDE)
         x = _turned(x, cos, sin, TALL, WIDE)
-    time = tl.sqrt(1.0 / c + tl.sum(x * x, axis=1))[:, None]
+    time = tl.sqrt(1.0 / single(c) + tl.sum(x * x, axis=1))[:, None]
     half = out_ptr.dtype.element_ty
     if KIND == 0:
         scale = tl.load(scale_ptr).to(tl.float32)

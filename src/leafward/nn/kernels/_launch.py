@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 from torch.library import CustomOpDef
 
@@ -29,6 +30,12 @@ def programs(x: Tensor, rows: int) -> int:
     """How many programs share `rows`, each adding up its own part of a parameter's gradient."""
     units = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
     return min(rows, ROWS_PER_UNIT * units)
+
+
+@triton.jit
+def single(number):
+    """A number that a kernel is given, in float32: from a compiled graph they come in float64."""
+    return tl.cast(number, tl.float32)
 
 
 def wrap_triton(kernel: Any) -> Any:

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leafward.nn.kernels._launch import operator, programs, tile, wrap_triton
+from leafward.nn.kernels._launch import operator, programs, single, tile, wrap_triton
 
 
 @triton.jit
@@ -37,6 +37,7 @@ def _hyperbolic_cosine(x, y, xx, yy, c):
 def _forward(
     x_ptr, y_ptr, log_weight_ptr, gain_ptr, z_ptr, h_ptr, t_ptr, scale, eps, c, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
+    scale, eps, c = single(scale), single(eps), single(c)
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
     inside = lane < WIDTH
@@ -65,6 +66,7 @@ def _backward(
     x_ptr, y_ptr, log_weight_ptr, gain_ptr, dz_ptr, dh_ptr, dt_ptr, dx_ptr, dy_ptr, dlog_weight_ptr, dgain_ptr,
     rows, scale, eps, c, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    scale, eps, c = single(scale), single(eps), single(c)
     program = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
     inside = lane < WIDTH

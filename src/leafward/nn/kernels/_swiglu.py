@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leafward.nn.kernels._launch import operator, programs, tile, wrap_triton
+from leafward.nn.kernels._launch import operator, programs, single, tile, wrap_triton
 
 
 @triton.jit
@@ -31,6 +31,7 @@ def _halves(p_ptr, b_ptr, w_ptr, t, start, lane, mask, HIDDEN: tl.constexpr):
 
 @triton.jit
 def _forward(p_ptr, b_ptr, t_ptr, w_ptr, h_ptr, t_h_ptr, c, HIDDEN: tl.constexpr, BLOCK: tl.constexpr):
+    c = single(c)
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
     mask = lane < HIDDEN
@@ -46,6 +47,7 @@ def _backward(
     p_ptr, b_ptr, t_ptr, w_ptr, dh_ptr, dt_h_ptr, dp_ptr, dt_ptr, db_ptr, dw_ptr, rows, c,
     HIDDEN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    c = single(c)
     program = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
     inside = lane < HIDDEN
