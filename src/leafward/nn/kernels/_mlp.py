@@ -1,4 +1,4 @@
-"""x + keep γ (W₂ GELU(W₁ norm(x) + b₁) + b₂) for narrow x, in one pass over x, and back without the hidden layer.
+"""x + keep γ (W₂ GELU(W₁ norm(x) + b₁) + b₂) for narrow x, in one pass over x, and back without a hidden layer kept.
 
 A program holds a few rows of x and goes through the hidden units in chunks: the units of a chunk live in registers
 only. Back, with g = keep ∂z, u the units before GELU Φ(u)u and v = Φ(u)u:
@@ -6,8 +6,8 @@ only. Back, with g = keep ∂z, u the units before GELU Φ(u)u and v = Φ(u)u:
     ∂u = (γ g W₂)(Φ(u) + u φ(u));   ∂norm(x) = ∂u W₁;   ∂W₁ = ∂uᵀ norm(x);   S = vᵀ g;   s = Σ g;
     ∂W₂ = γ Sᵀ,   ∂b₂ = γ s,   ∂γ = rows of Sᵀ · W₂ + b₂ s.
 
-Units are worked out again, once by rows (for x) and once by chunks (for the weights): they cost less to compute than to
-keep, being many times as wide as x.
+Units are worked out again on the way back, being many times as wide as x; there they are written once, for the two
+products over all rows, which the libraries do best.
 """
 
 # The kernels are written in Triton's language, which only looks like Python.
@@ -23,10 +23,9 @@ import triton.language as tl
 from torch import Tensor
 
 from leafward.nn.kernels._image_norm import norm_backward
-from leafward.nn.kernels._launch import operator, programs, wrap_triton
+from leafward.nn.kernels._launch import operator, wrap_triton
 
 _ROWS = 64
-_SHORT_ROWS = 32  # where two accumulators stay in registers
 _CHUNK = 64
 
 
@@ -102,17 +101,21 @@ def _forward(
 
 
 @triton.jit
-def _backward_rows(
-    x_ptr, moments_ptr, norm_w_ptr, norm_b_ptr, w1_ptr, b1_ptr, w2_ptr, gamma_ptr, keep_ptr, dz_ptr, dnormed_ptr,
+def _backward(
+    x_ptr, moments_ptr, norm_w_ptr, norm_b_ptr, w1_ptr, b1_ptr, w2_ptr, gamma_ptr, keep_ptr, dz_ptr,
+    dnormed_ptr, normed_ptr, g_ptr, v_ptr, du_ptr, db1_ptr,
     rows, places, KEEP: tl.constexpr, WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
+    program = tl.program_id(0).to(tl.int64)
     half = w1_ptr.dtype.element_ty
     lane = tl.arange(0, WIDTH)
     at, inside, image = _tile(tl.program_id(0), rows, places, WIDTH, ROWS)
     _x, normed = _load_rows(x_ptr, moments_ptr, norm_w_ptr, norm_b_ptr, at, inside, image, WIDTH)
     normed = normed.to(half)
+    tl.store(normed_ptr + at, normed, mask=inside)
     g = _load_gradient(dz_ptr, keep_ptr, image, at, inside, KEEP)
+    tl.store(g_ptr + at, g.to(half), mask=inside)
     g = (g * tl.load(gamma_ptr + lane).to(tl.float32)[None, :]).to(half)
     dnormed = tl.zeros((ROWS, WIDTH), tl.float32)
     for start in range(0, HIDDEN, CHUNK):
@@ -120,46 +123,13 @@ def _backward_rows(
         w1 = tl.load(w1_ptr + unit[:, None] * WIDTH + lane[None, :])
         w2 = tl.load(w2_ptr + lane[:, None] * HIDDEN + unit[None, :])
         u = tl.dot(normed, tl.trans(w1), input_precision="ieee") + tl.load(b1_ptr + unit).to(tl.float32)[None, :]
-        _v, du = _gelu_back(u, tl.dot(g, w2, input_precision="ieee"))
+        v, du = _gelu_back(u, tl.dot(g, w2, input_precision="ieee"))
+        to = program * ROWS * HIDDEN + (tl.arange(0, ROWS)[:, None] * HIDDEN + unit[None, :])
+        tl.store(v_ptr + to, v.to(half), mask=inside)
+        tl.store(du_ptr + to, du.to(half), mask=inside)
+        tl.store(db1_ptr + program * HIDDEN + unit, tl.sum(du, axis=0))
         dnormed = tl.dot(du.to(half), w1, dnormed, input_precision="ieee")
     tl.store(dnormed_ptr + at, dnormed.to(dnormed_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _backward_chunk(
-    x_ptr, moments_ptr, norm_w_ptr, norm_b_ptr, w1_ptr, b1_ptr, w2_ptr, gamma_ptr, keep_ptr, dz_ptr,
-    dw1_ptr, db1_ptr, s_ptr, total_ptr,
-    rows, places, KEEP: tl.constexpr, WIDTH: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr,
-    CHUNK: tl.constexpr,
-):  # fmt: skip
-    """Units stand in rows here: so they go into the products over places as they come out of those over channels."""
-    half = w1_ptr.dtype.element_ty
-    lane = tl.arange(0, WIDTH)
-    unit = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
-    w1 = tl.load(w1_ptr + unit[:, None] * WIDTH + lane[None, :])
-    w2 = tl.load(w2_ptr + lane[None, :] * HIDDEN + unit[:, None])
-    b1 = tl.load(b1_ptr + unit).to(tl.float32)
-    gamma = tl.load(gamma_ptr + lane).to(tl.float32)
-    dw1, s = tl.zeros((CHUNK, WIDTH), tl.float32), tl.zeros((CHUNK, WIDTH), tl.float32)
-    db1, total = tl.zeros((CHUNK,), tl.float32), tl.zeros((WIDTH,), tl.float32)
-    for index in range(tl.program_id(1), tl.cdiv(rows, ROWS), tl.num_programs(1)):
-        at, inside, image = _tile(index, rows, places, WIDTH, ROWS)
-        _x, normed = _load_rows(x_ptr, moments_ptr, norm_w_ptr, norm_b_ptr, at, inside, image, WIDTH)
-        normed = normed.to(half)
-        g = _load_gradient(dz_ptr, keep_ptr, image, at, inside, KEEP)
-        u = tl.dot(w1, tl.trans(normed), input_precision="ieee") + b1[:, None]
-        v, du = _gelu_back(u, tl.dot(w2, tl.trans((g * gamma[None, :]).to(half)), input_precision="ieee"))
-        db1 += tl.sum(du, axis=1)
-        total += tl.sum(g, axis=0)
-        dw1 = tl.dot(du.to(half), normed, dw1, input_precision="ieee")
-        s = tl.dot(v.to(half), g.to(half), s, input_precision="ieee")
-    share = tl.program_id(1)
-    to = (share * HIDDEN + unit)[:, None] * WIDTH + lane[None, :]
-    tl.store(dw1_ptr + to, dw1)
-    tl.store(s_ptr + to, s)
-    tl.store(db1_ptr + share * HIDDEN + unit, db1)
-    if tl.program_id(0) == 0:
-        tl.store(total_ptr + share * WIDTH + lane, total)
 
 
 @operator
@@ -185,7 +155,7 @@ def normed_mlp(
 
 
 def _given(x: Tensor, w1: Tensor, keep: Tensor | None) -> tuple[int, dict[str, int | bool]]:
-    """Rows of x, and what all three kernels are given beside tensors."""
+    """Rows of x, and what both kernels are given beside tensors."""
     width, places = x.shape[-1], math.prod(x.shape[1:-1])
     rows = len(x) * places
     sizes = {"WIDTH": width, "HIDDEN": len(w1), "CHUNK": _CHUNK, "num_warps": 4 if width < 128 else 8}
@@ -215,18 +185,16 @@ def normed_mlp_backward(
     x, dz = x.contiguous(), dz.contiguous()
     first, second = w1.to(dtype).contiguous(), w2.to(dtype).contiguous()
     rows, given = _given(x, w1, keep)
-    chunks = len(w1) // _CHUNK
+    grid = (triton.cdiv(rows, _ROWS),)
     tensors = x, moments, norm_w, norm_b, first, b1, second, gamma, gamma if keep is None else keep, dz
-    dnormed = torch.empty_like(x, dtype=dtype)
-    wrap_triton(_backward_rows)[(triton.cdiv(rows, _ROWS),)](*tensors, dnormed, ROWS=_ROWS, **given)
-    shares = max(1, programs(x, triton.cdiv(rows, _SHORT_ROWS)) // (2 * chunks))
-    dw1, s = (x.new_empty(shares, *w1.shape, dtype=torch.float32) for _ in range(2))
-    db1, total = (x.new_empty(shares, size, dtype=torch.float32) for size in w1.shape)
-    wrap_triton(_backward_chunk)[(chunks, shares)](
-        *tensors, dw1, db1, s, total, ROWS=_SHORT_ROWS, num_stages=2, **given
-    )
+    dnormed, normed, g = (torch.empty_like(x, dtype=dtype) for _ in range(3))
+    v, du = (x.new_empty(rows, len(w1), dtype=dtype) for _ in range(2))
+    db1 = x.new_empty(*grid, len(w1), dtype=torch.float32)
+    wrap_triton(_backward)[grid](*tensors, dnormed, normed, g, v, du, db1, ROWS=_ROWS, **given)
     dx, dnorm_w, dnorm_b = norm_backward(x, moments, norm_w, dnormed, dz)
-    dw1, db1, s, total = (part.sum(dim=0) for part in (dw1, db1, s.mT, total))
+    normed, g = normed.flatten(0, -2), g.flatten(0, -2)
+    dw1, s = (du.mT @ normed), (g.mT @ v).float()
+    db1, total = db1.sum(dim=0), g.sum(dim=0, dtype=torch.float32)
     dgamma = torch.linalg.vecdot(s, w2.float()) + b2 * total
     wide = gamma.float()
     grads = dnorm_w, dnorm_b, dw1, db1, wide[:, None] * s, wide * total, dgamma
