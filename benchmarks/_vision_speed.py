@@ -303,7 +303,9 @@ def _kernels(call: Call, calls: int = 3, most: int = 24) -> tuple[float, float, 
 
 
 def _grown(model: nn.Module, args: argparse.Namespace) -> dict[str, Any]:
-    """Eager inference at growing sizes."""
+    """Inference at growing sizes, not compiled."""
     calls, pixels = growth_calls(model, args.batch, "cuda")
+    if args.graphs:
+        calls = {size: graphed(call) for size, call in calls.items()}
     spent = {size: cuda_ms(call, args.rounds) for size, call in calls.items()}
     return {"milliseconds_by_size": spent, "time_per_pixel_relative": relative_times(spent, pixels)}

@@ -246,7 +246,7 @@ def joined(results: list[dict[str, Any]]) -> dict[str, Any]:
 
 def summary(result: dict[str, Any]) -> str:
     """The result as Markdown."""
-    rates = result["arguments"]["lr"]
+    rates = sorted({row["lr"] for row in result["rows"] if row["seed"] == TUNING})
     lines = [
         f"{result['device']}, torch {result['torch']}, {result['steps']} steps, {result['tokens']:,} tokens, "
         f"{result['data']['train']['tokens']:,} in the training text",
