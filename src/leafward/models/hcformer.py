@@ -95,7 +95,7 @@ class FeedForward(Mlp):
 
 
 class Block(nn.Module):
-    """x += γ₁ mixer(norm(x)); x += γ₂ MLP(norm(x))."""
+    """x += γ₁ mixer(norm(x)); x += γ₂ MLP(norm(x)) (docs/hcformer.md, eq. 10)."""
 
     def __init__(self, mixer: ClusterMixer, dim: int, mlp_ratio: float, drop_path: float, layer_scale: float) -> None:
         super().__init__()

@@ -61,7 +61,7 @@ class _Scored(nn.Module):
 
 
 class Attention(_Scored):
-    """Multi-head Lorentz attention (B, T, width) -> (B, T, width).
+    """Multi-head Lorentz attention (docs/helm.md, eq. 7 to 9): (B, T, width) -> (B, T, width).
 
     Each head's query, key and value is a point with `head_width` space coordinates; the score is minus the squared
     Lorentzian distance, the output the Lorentzian centroid of the values. `kv_heads` below `heads` gives
@@ -123,6 +123,8 @@ class Attention(_Scored):
 
 class LatentAttention(_Scored):
     """HELM's HMLA (B, T, width) -> (B, T, width): keys and values from one latent point per token.
+
+    Equations 10 and 11 of docs/helm.md.
 
     A head's query and key join `nope_width` coordinates without position and `rope_width` with HoPE (those of the
     key shared by all heads), and the time is that of the joined point. `latent` is the width of the latent

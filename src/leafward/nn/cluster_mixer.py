@@ -1,7 +1,7 @@
 """Clustering as token mixing (HCFormer): patches gather around centres of their window, windows around global centres.
 
 Legend: B images of H×W tokens with C channels; a window holds N tokens and M centres; there are G windows and K global
-centres; h heads of d channels.
+centres; h heads of d channels. Equation numbers are those of docs/hcformer.md.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def _means(x: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 class OffsetBias(nn.Module):
-    """A learned function of the offset between token and centre, one value per head: -> (h, N, M).
+    """A learned function of the offset between token and centre (eq. 6), one value per head: -> (h, N, M).
 
     A small network gives its values at R × R knots over [−1, 1]², with linear interpolation between them. Being a
     function of the offset and not a table of places, it needs no resizing and holds at any input size; its cost does
@@ -275,7 +275,7 @@ class OffsetBias(nn.Module):
 
 
 class CosineSimilarity(nn.Module):
-    """α cos(token, centre), α > 0 learned per head: (..., h, N, d), (..., h, M, d) -> (..., h, N, M)."""
+    """α cos(token, centre), α > 0 learned per head (eq. 2): (..., h, N, d), (..., h, M, d) -> (..., h, N, M)."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -297,7 +297,7 @@ def _inverse_length(x: Tensor) -> Tensor:
 
 
 class LorentzSimilarity(nn.Module):
-    """−α d_L(exp₀(s·token), exp₀(s·centre)): (..., h, N, d), (..., h, M, d) -> (..., h, N, M).
+    """−α d_L(exp₀(s·token), exp₀(s·centre)) (eq. 3): (..., h, N, d), (..., h, M, d) -> (..., h, N, M).
 
     α > 0 and the scale s > 0 are learned per head. All d channels are space coordinates of a tangent vector at the
     origin; the paper's √(1/κ) acosh(−⟨x,c⟩) is this distance at κ = c = 1.
@@ -330,7 +330,7 @@ def tangent_distances(u: Tensor, v: Tensor, c: Curv) -> Tensor:
     """d_L(exp₀(u), exp₀(v)) of all pairs, from tangent vectors at the origin: (..., N, d), (..., M, d) -> (..., N, M).
 
     The hyperbolic law of cosines in half angles, sinh²(√c d/2) = sinh²((ρ_u − ρ_v)/2) + sinh ρ_u sinh ρ_v sin²(θ/2)
-    with ρ = √c|u|, which does not cancel. It takes far fewer operations than mapping the points first, and their
+    with ρ = √c|u| (eq. 4) does not cancel. It takes far fewer operations than mapping the points first, and their
     number is what a small map costs on a GPU and what a compiler has to chew. Directions are compared in float64,
     because 2 sin²(θ/2) = 1 − cos θ does cancel.
     """
@@ -348,7 +348,7 @@ def _ray(z: Tensor, c: Curv) -> tuple[Tensor, Tensor]:
 
 
 class Clustering(nn.Module):
-    """One level: soft assignment of tokens to centres, then aggregate and dispatch.
+    """One level: soft assignment of tokens to centres, then aggregate and dispatch (eq. 1, 5, 7, 8).
 
     A = softmax over centres of (similarity + bias); v'_m = (v_m + Σ_n A_nm v_n)/(1 + Σ_n A_nm); out_n = Σ_m A_nm v'_m.
     Both sums are batched matrix products.
@@ -396,7 +396,7 @@ def exchange(assigned: Tensor, values: Tensor, centres: Tensor) -> Tensor:
 
 
 class ClusterMixer(nn.Module):
-    """FC(Norm([g_W, g_P])): the window level g_W beside the patch level g_P; (B, H, W, C) -> (B, H, W, C).
+    """FC(Norm([g_W, g_P])) (eq. 9): the window level g_W beside the patch level g_P; (B, H, W, C) -> (B, H, W, C).
 
     `windows` says how the map is cut, `centres` and `global_centres` are the centres along each axis of a window and of
     the map; `global_centres=0` leaves the window level out. `geometry` is that of the window level,

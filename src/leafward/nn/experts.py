@@ -52,6 +52,8 @@ class Curvatures(Curvature):
 class Gate(nn.Module):
     """Chooses k experts per token: (B,T,n) -> experts (B,T,k), weights (B,T,k) summing to one, balance loss.
 
+    Equations 13 and 14 of docs/helm.md.
+
     p = softmax(s Gᵀ) in float32; the top k of p + bias are chosen and weighted by p, renormalised. `bias` steers the
     choice only and is moved by `rebalance`, not by gradients. The balance loss is DeepSeek-V3's, per sequence:
     Σ_i f_i P_i with f_i the share of choices times E and P_i the mean of p; it is 1 under perfect balance.
@@ -119,7 +121,7 @@ class Sorted:
 
 
 class ExpertBank(nn.Module):
-    """SwiGLU networks side by side, expert e on the hyperboloid of curvature -c_e.
+    """SwiGLU networks side by side, expert e on the hyperboloid of curvature -c_e (docs/helm.md, eq. 15).
 
     A point comes over by the homothety √(c/c_e), which takes its time along, and goes back by its inverse; between
     them each expert is a `FeedForward`. The homothety commutes with the products, so rows enter as they are.
@@ -187,7 +189,7 @@ class ExpertLinear(nn.Module):
 
 
 class MiCE(nn.Module):
-    """Mixture of curvature experts (B,T,n) -> (B,T,n) and the balance loss (see `Gate`).
+    """Mixture of curvature experts (B,T,n) -> (B,T,n) and the balance loss (see `Gate`); docs/helm.md, eq. 16.
 
     Every token goes to its k routed experts, none is dropped, and to all shared ones. The output is one Lorentzian
     centroid of all of them, routed experts weighted by the gate and shared ones by one: it does not depend on

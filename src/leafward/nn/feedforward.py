@@ -1,4 +1,4 @@
-"""The hyperbolic SwiGLU feed-forward network (HELM's HFFN)."""
+"""The hyperbolic SwiGLU feed-forward network (HELM's HFFN; docs/helm.md, eq. 12)."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ IGNORED = -100
 
 
 class Head(nn.Module):
-    """Logits over `classes` from space parts: (..., width) -> (..., classes).
+    """Logits over `classes` from space parts (docs/helm.md, eq. 17): (..., width) -> (..., classes).
 
     "linear" is the authors' head, a plain map of the full point [t; s] without bias. "distance" gives each class a
     point p and scores minus the squared Lorentzian distance times a learned scale, up to the constant 2·scale/c that

@@ -160,7 +160,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, rule: Visible, space:
     """Attention of points to points: space parts q (B,H,T,d), k (B,G,S,d), v (B,G,S,e), scale (1,)
     -> centroids (B,H,T,e) and their times (B,H,T,1), which are None in flat space.
 
-    Scores are scale · (1/c + ⟨q,k⟩_L); the authors' temperature τ is 2/scale.
+    Scores are scale · (1/c + ⟨q,k⟩_L); the authors' temperature τ is 2/scale (docs/helm.md, eq. 7, 8).
     """
     e = v.shape[-1]
     lanes = query_lanes(q, scale, space), key_lanes(k, space), value_lanes(v, space)

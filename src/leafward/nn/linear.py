@@ -13,6 +13,8 @@ from leafward.nn.space import LORENTZ, Space, positive
 class Linear(nn.Module):
     """A map of the full point to a new space part, ``W [t; s] + b = W_s s + t w_t + b`` (HELM's HLT).
 
+    Equation 2 of docs/helm.md.
+
     (..., in_features) -> (..., out_features), both widths counted without time. The input may be several points side
     by side (the heads of attention): `points` of in_features / points coordinates, each with its own time.
 

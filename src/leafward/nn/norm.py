@@ -16,7 +16,8 @@ from leafward.nn.space import Space, positive
 class RMSNorm(nn.Module):
     """g · s / √(mean(s²) + eps): (..., width) -> (..., width); the time coordinate follows from the result.
 
-    Computed in float32 or better and returned in the type of the input. The same in both geometries.
+    HELM's RMSNorm (docs/helm.md, eq. 3), the same in both geometries. Computed in float32 or better and returned in the
+    type of the input.
     """
 
     def __init__(self, width: int, eps: float = 1e-6) -> None:

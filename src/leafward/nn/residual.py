@@ -39,7 +39,9 @@ def weighted_sum(x: Tensor, y: Tensor, weight: float | Tensor, c: float) -> Tens
 class Residual(nn.Module):
     """x ⊕ w·y, the normalised Lorentzian sum with a learned weight w > 0, its space part times a scale.
 
-    (..., n), (..., n) -> (..., n). w = exp(log_weight) stays positive, so the sum stays timelike and the bound
+    HELM's residual (docs/helm.md, eq. 4): (..., n), (..., n) -> (..., n).
+
+    w = exp(log_weight) stays positive, so the sum stays timelike and the bound
     −c⟨a,a⟩_L >= (1 + w)² holds by itself. `scale` is a constant, or learned (in log space) with `learn_scale`.
     In the Euclidean twin the sum x + w y is plain and the scale is not used.
     """

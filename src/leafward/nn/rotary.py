@@ -49,7 +49,8 @@ class Stretch:
 class HoPE:
     """Angles of a rotary encoding over the first `dim` space coordinates (HELM's HoPE), in pairs (0,1), (2,3), ...
 
-    It has no buffers, so no cast of the model can damage it: angles are worked out in float64 from whole positions.
+    Equation 6 of docs/helm.md. It has no buffers, so no cast of the model can damage it: angles are worked out in
+    float64 from whole positions.
     """
 
     dim: int

@@ -36,7 +36,10 @@ from leafward.nn.rotary import Table
 
 
 class Block(GradientCheckpointingLayer):
-    """x ⊕ attention(norm(x)), then ⊕ feed-forward(norm(·)): (B,T,n) -> (B,T,n) and the balance loss, if any."""
+    """x ⊕ attention(norm(x)), then ⊕ feed-forward(norm(·)): (B,T,n) -> (B,T,n) and the balance loss, if any.
+
+    Equation 5 of docs/helm.md.
+    """
 
     def __init__(self, config: HelmConfig, experts: bool) -> None:
         super().__init__()

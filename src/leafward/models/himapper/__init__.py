@@ -8,7 +8,8 @@ hierarchy for any pretrained backbone of timm.
     dense = HiMapper(timm.create_model("resnet50", features_only=True))     # maps for a dense head
 
 Shapes: B images, T places of the feature map, C its channels, V the width of the global feature, N leaves, L levels,
-M = N + N/2 + … nodes (leaves first), S samples, d the mapper's width.
+M = N + N/2 + … nodes (leaves first), S samples, d the mapper's width. Sections are the paper's,
+equation numbers those of docs/himapper.md.
 """
 
 from leafward.models.himapper.loss import HierarchyLosses

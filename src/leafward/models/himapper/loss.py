@@ -28,7 +28,7 @@ class HierarchyLosses(NamedTuple):
 
 
 class HierarchyContrast(nn.Module):
-    """−log of the share that a node's parent has among its parent and the other nodes of its level,
+    """−log of the share that a node's parent has among its parent and the other nodes of its level (eq. 8),
 
         exp(−D(i, parent)/τ) / [exp(−D(i, parent)/τ) + Σ_j w_ij exp(−D(i, j)/τ)],
 

@@ -50,7 +50,7 @@ def _mlp(dim: int, ratio: int = 4) -> nn.Sequential:
 
 
 class Decomposition(nn.Module):
-    """D (Sec. 4.3): samples of the tree look at the feature map, then at their own level; one layer for all levels."""
+    """D (Sec. 4.3; eq. 3, 4): samples look at the feature map, then at their own level; one layer for all levels."""
 
     def __init__(self, channels: int, dim: int, heads: int) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Decomposition(nn.Module):
 
 
 class Encoding(nn.Module):
-    """G (Sec. 4.5): the global feature attends to each level in turn, from the leaves up, each with its own layer."""
+    """G (Sec. 4.5; eq. 5, 6): the global feature attends to each level in turn, leaves first, with a layer for each."""
 
     def __init__(self, shape: TreeShape, width: int, dim: int, heads: int) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class HierarchyMapper(nn.Module):
         return self.encoding(v, nodes).to(v.dtype), nodes
 
     def points(self, nodes: Tensor) -> Tensor:
-        """Nodes as points of the space by its exponential map at the origin: (B, M, d) -> (B, M, d + 1), flat: d."""
+        """Nodes as points by the exponential map at the origin (eq. 7): (B, M, d) -> (B, M, d + 1), flat: d."""
         tangent = self.to_tangent(nodes)
         return self.manifold.expmap0(wide(tangent) * tangent.shape[-1] ** -0.5)
 

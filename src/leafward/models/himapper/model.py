@@ -7,11 +7,13 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from leafward.errors import UsageError
 from leafward.models.himapper.mapper import HierarchyMapper
 from leafward.models.himapper.tree import TreeShape
+from leafward.nn.space import working_dtype
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,8 @@ class HiMapper(nn.Module):
     def _map(self, tokens: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         if self.grad_checkpointing and self.training:
             return checkpoint(self.mapper, tokens, v, use_reentrant=False)  # pyright: ignore[reportReturnType]
+        if torch.compiler.is_compiling():
+            return functional_call(self.mapper, cast_at_once(self.mapper, working_dtype(tokens)), (tokens, v))
         return self.mapper(tokens, v)
 
     def _channels_last(self, features: Tensor) -> bool:
@@ -238,6 +242,15 @@ class HiMapper(nn.Module):
     @property
     def _kind(self) -> str:
         return type(self.backbone).__name__
+
+
+def cast_at_once(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The weights of all linear maps in `dtype`, by name: one kernel where it is compiled, instead of one for each."""
+    linear = [(prefix, m) for prefix, m in module.named_modules() if isinstance(m, nn.Linear)]
+    named = {f"{prefix}.{name}": p for prefix, m in linear for name, p in m.named_parameters(recurse=False)}
+    flat = torch.cat([p.to(dtype).flatten() for p in named.values()])
+    parts = flat.split([p.numel() for p in named.values()])
+    return {name: part.view(p.shape) for (name, p), part in zip(named.items(), parts, strict=True)}
 
 
 def _widths(backbone: nn.Module, pyramid: bool) -> tuple[int, int]:

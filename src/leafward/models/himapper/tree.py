@@ -1,4 +1,4 @@
-"""The probabilistic tree (Sec. 4.2): Gaussian leaves, every upper node the even mixture of its two children."""
+"""The probabilistic tree (Sec. 4.2; eq. 1, 2): Gaussian leaves, every upper node the even mixture of its children."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class GaussianTree(nn.Module):
         return mean, deviation
 
     def kl(self) -> Tensor:
-        """KL divergence of the top level's nodes from the unit Gaussian, in nats per coordinate: a scalar.
+        """KL divergence of the top level's nodes from the unit Gaussian, in nats per coordinate (eq. 9): a scalar.
 
         A mixture's has no closed form; this is that of the Gaussian with its moments, a lower bound of it. Per
         coordinate, as in the authors' code, so that its weight does not depend on the width.
