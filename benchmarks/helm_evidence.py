@@ -8,8 +8,9 @@ Measures the step of each model first and chooses as many steps as the time allo
 A seed of its own tries every learning rate of `--lr` with every model, and each model keeps its best: one rate for all
 would favour the geometry that it happens to suit. That seed does not count in the comparison. The others take turns, so
 that whatever is complete when the time is over is complete for all four models; the file of `--out` is written after
-every model. The text is cut into passages, a part of which is held out. "helm-mice one curvature" has experts that all
-live at c = 1. Prints one JSON line; `--summarise` prints the tables of earlier ones.
+every model, and what stands in it already is not trained again. The text is cut into passages, a part of which is held
+out. "helm-mice one curvature" has experts that all live at c = 1. Prints one JSON line; `--summarise` prints the tables
+of earlier ones.
 """
 
 from __future__ import annotations
@@ -153,10 +154,9 @@ def measure(arguments: argparse.Namespace, cluster: Cluster, corpus: Corpus) -> 
     made = shapes(arguments, len(corpus.tokenizer))
     kinds = {name: MODELS[name] for name in arguments.models}
     configs = {name: HelmConfig(**made[shape], **changes) for name, (shape, changes) in kinds.items()}
-    costs = {}
-    for name, config in configs.items():
-        few = min(MEASURED, arguments.steps or MEASURED)
-        costs[name] = train(config, corpus, arguments, cluster, few, 0, arguments.lr[0])[1:]
+    costs: dict[str, tuple[float, float]] = {}
+    for name, config in configs.items() if arguments.steps is None else ():
+        costs[name] = train(config, corpus, arguments, cluster, MEASURED, 0, arguments.lr[0])[1:]
         say(f"{name}: {1e3 * costs[name][0]:.1f} ms per step, {costs[name][1]:.1f} s besides")
     steps = arguments.steps or choose_steps(arguments, corpus, costs, deadline - time.perf_counter())
     rows: list[dict[str, Any]] = []
@@ -171,6 +171,8 @@ def measure(arguments: argparse.Namespace, cluster: Cluster, corpus: Corpus) -> 
         "tokens": steps * arguments.batch * arguments.context,
         "rows": rows,
     }
+    if arguments.out is not None and arguments.out.exists():
+        rows += joined([json.loads(arguments.out.read_text(encoding="utf-8")), result])["rows"]
     for seed in range(TUNING, TUNING + 1 + arguments.seeds):
         needed = sum(steps * step + besides for step, besides in costs.values())
         if seed > TUNING + 1 and arguments.steps is None and time.perf_counter() + needed > deadline:
@@ -178,6 +180,8 @@ def measure(arguments: argparse.Namespace, cluster: Cluster, corpus: Corpus) -> 
             break
         for name, config in configs.items():
             for rate in arguments.lr if seed == TUNING else [best_rate(rows, name)]:
+                if any((row["model"], row["seed"], row["lr"]) == (name, seed, rate) for row in rows):
+                    continue
                 model, step, _ = train(config, corpus, arguments, cluster, steps, seed, rate)
                 values = held_out(model, corpus, arguments, cluster)
                 rows.append({"model": name, "seed": seed, "lr": rate, "step_ms": 1e3 * step, **values})
