@@ -78,16 +78,18 @@ def scaled_add() -> None:
 
 
 def normed_mlp() -> None:
-    for width, hidden, dropped, dtype, bound in (
-        (16, 128, False, torch.float32, 2e-5),
-        (32, 64, True, torch.float32, 2e-5),
-        (32, 256, True, HALF, 2e-2 if HALF is torch.bfloat16 else 4e-3),
-        (64, 128, False, torch.float16, 4e-3),
+    for width, hidden, dropped, dtype, spread, bound in (
+        (16, 128, False, torch.float32, 1.0, 2e-5),
+        (16, 128, False, torch.float32, 8.0, 2e-5),  # most units where GELU is u or 0
+        (32, 64, True, torch.float32, 1.0, 2e-5),
+        (32, 256, True, HALF, 1.0, 2e-2 if HALF is torch.bfloat16 else 4e-3),
+        (64, 128, False, torch.float16, 1.0, 4e-3),
     ):
         shapes = [(width,), (width,), (hidden, width), (hidden,), (width, hidden), (width,), (width,)]
         weights = [
             torch.randn(*shape, device=DEVICE) * (shape[-1] ** -0.5 if len(shape) > 1 else 1) for shape in shapes
         ]
+        weights[2] *= spread
         x = 2.0 * torch.randn(3, 5, 9, width, device=DEVICE) + 0.5  # 45 places: tiles reach over images
         keep = torch.tensor([2.0, 0.0, 1.0], device=DEVICE) if dropped else None
         seed = torch.randn_like(x)

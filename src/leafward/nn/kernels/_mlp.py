@@ -63,15 +63,28 @@ def _load_gradient(dz_ptr, keep_ptr, image, at, inside, KEEP: tl.constexpr):
 
 @triton.jit
 def _normal_below(u):
-    """Φ(u), the share of a standard normal variable below u; GELU is u Φ(u)."""
-    return 0.5 + 0.5 * tl.erf(u * 0.7071067811865476)
+    """Φ(u), the share of a standard normal variable below u; GELU is u Φ(u).
+
+    Instructions bound these kernels, not their products, and the library's erf was two thirds of those of the forward
+    pass. So for half types it is a polynomial in w = 2 (u/4.5)² − 1, fitted for the least largest error of u Φ(u), which
+    is 2e-6; |u| > 4.5 counts as 4.5 in it, which errs by 3e-6 |u|.
+    """
+    s = tl.minimum(tl.maximum(u, -4.5), 4.5)
+    w = s * s * 0.09876543209876543 - 1.0
+    p = -0.00213515117 + w * 0.000674182789
+    p = -0.00563994796 + w * (0.00335732977 + w * p)
+    p = -0.0187801337 + w * (0.0109786474 + w * p)
+    p = -0.0401631742 + w * (0.028415912 + w * p)
+    p = -0.0771907003 + w * (0.0546883376 + w * p)
+    return 0.5 + s * (0.156905123 + w * p)
 
 
 @triton.jit
 def _gelu_back(u, dv):
     """v and ∂u."""
     below = _normal_below(u)
-    return u * below, dv * (below + u * 0.3989422804014327 * tl.exp(-0.5 * u * u))
+    density = tl.exp2(u * u * -0.7213475204444817)  # exp(−u²/2), but for 1/√(2π)
+    return u * below, dv * (below + (0.3989422804014327 * u) * density)
 
 
 @triton.jit
