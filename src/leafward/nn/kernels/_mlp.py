@@ -66,8 +66,8 @@ def _normal_below(u):
     """Φ(u), the share of a standard normal variable below u; GELU is u Φ(u).
 
     Instructions bound these kernels, not their products, and the library's erf was two thirds of those of the forward
-    pass. So for half types it is a polynomial in w = 2 (u/4.5)² − 1, fitted for the least largest error of u Φ(u), 2e-6;
-    |u| > 4.5 counts as 4.5 in it, which errs by 3e-6 |u|.
+    pass. So it is a polynomial in w = 2 (u/4.5)² − 1, fitted for the least largest error of u Φ(u), 2e-6;
+    |u| > 4.5 counts as 4.5 in it, which errs by 3e-6 |u|: nothing to half types.
     """
     s = tl.minimum(tl.maximum(u, -4.5), 4.5)
     w = s * s * 0.09876543209876543 - 1.0
