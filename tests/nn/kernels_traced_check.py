@@ -13,6 +13,7 @@ from absent_device import Absent, pretend
 from torch import Tensor, nn
 from torch._functorch.aot_autograd import aot_export_module
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+from torch._library.triton import triton_ops_to_kernels
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.compiler import ASTSource
 from triton.runtime import Autotuner, JITFunction
@@ -96,6 +97,8 @@ def check(name: str, step: Loss, x: Tensor, expected: set[str]) -> None:
 def main() -> None:
     pretend()
     kernels.use("triton")
+    blind = [name for name, found in triton_ops_to_kernels.items() if not found]
+    assert not blind, f"{blind}: PyTorch finds no kernels, so its cache would not notice a change of them"
     kernels.serve = lambda x: x.dtype in (torch.float32, torch.bfloat16)  # no device is needed to trace
     for preset, expected in (("helm-d-tiny", SEQUENCES), ("helm-mice-tiny", EXPERTS)):
         model = HelmForCausalLM(HelmConfig.preset(preset, num_hidden_layers=2))

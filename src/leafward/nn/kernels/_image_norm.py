@@ -220,11 +220,6 @@ def _(x, moments, weight, bias, dtype):
     return x.new_empty(x.shape, dtype=dtype)
 
 
-@operator
-def image_norm_backward(x: Tensor, moments: Tensor, weight: Tensor, dh: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return norm_backward(x.contiguous(), moments, weight, dh.contiguous(), None)
-
-
 def norm_backward(
     x: Tensor, moments: Tensor, weight: Tensor, dh: Tensor, dz: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -237,6 +232,11 @@ def norm_backward(
         x, moments, weight, dh, part, x if dz is None else dz, dx, **kinds, **tiles.given
     )
     return dx, dw.sum(dim=0).to(weight.dtype), db.sum(dim=0).to(weight.dtype)
+
+
+@operator
+def image_norm_backward(x: Tensor, moments: Tensor, weight: Tensor, dh: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return norm_backward(x.contiguous(), moments, weight, dh.contiguous(), None)
 
 
 @image_norm_backward.register_fake
