@@ -261,6 +261,21 @@ def test_compiles_whole(mixture: str, backend: str) -> None:
     found.total().backward()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_compiled_under_autocast_its_weights_are_cast_together_to_the_same_values(dtype: torch.dtype) -> None:
+    model, x = awake(HiMapper(Layout("NCHW"), **SMALL)).eval().to(dtype), torch.randn(2, 6, 4, 4, dtype=dtype)
+    graphs: list[torch.fx.GraphModule] = []
+    torch._dynamo.reset()  # a process compiles one function a few times only
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        graphs.append(graph)
+        return graph
+
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(torch.compile(model, fullgraph=True, backend=keep)(x), model(x))
+    assert ("split" in graphs[0].code) == (dtype == torch.float32)  # autocast leaves the others as they are
+
+
 @pytest.mark.parametrize("dense", [False, True])
 def test_compiles_whole_with_a_backbone_of_timm(dense: bool) -> None:
     model, x = awake(mapped("deit_tiny_patch16_224", dense)).eval(), images()

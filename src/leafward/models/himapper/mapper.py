@@ -144,6 +144,17 @@ class HierarchyMapper(nn.Module):
         nodes = self.decomposition(self.tree(len(tokens)), tokens)
         return self.encoding(v, nodes).to(v.dtype), nodes
 
+    def cast(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Float32 weights of all linear maps in `dtype`, by name: two kernels of compiled code. Autocast takes one for
+        each weight and each bias, which is half of what the mapper launches."""
+        maps = [(name, part) for name, part in self.named_modules() if isinstance(part, nn.Linear)]
+        every = {f"{name}.{key}": p for name, part in maps for key, p in part.named_parameters(recurse=False)}
+        found = [(name, p) for name, p in every.items() if p.dtype == torch.float32]
+        if not found:
+            return {}
+        parts = torch.cat([p.flatten() for _, p in found]).to(dtype).split([p.numel() for _, p in found])
+        return {name: part.view(p.shape) for (name, p), part in zip(found, parts, strict=True)}
+
     def points(self, nodes: Tensor) -> Tensor:
         """Nodes as points by the exponential map at the origin (eq. 7): (B, M, d) -> (B, M, d + 1), flat: d."""
         tangent = self.to_tangent(nodes)

@@ -13,7 +13,6 @@ from torch.utils.checkpoint import checkpoint
 from leafward.errors import UsageError
 from leafward.models.himapper.mapper import HierarchyMapper
 from leafward.models.himapper.tree import TreeShape
-from leafward.nn.space import working_dtype
 
 
 @dataclass(frozen=True)
@@ -212,8 +211,9 @@ class HiMapper(nn.Module):
     def _map(self, tokens: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         if self.grad_checkpointing and self.training:
             return checkpoint(self.mapper, tokens, v, use_reentrant=False)  # pyright: ignore[reportReturnType]
-        if torch.compiler.is_compiling():
-            return functional_call(self.mapper, cast_at_once(self.mapper, working_dtype(tokens)), (tokens, v))
+        kind = tokens.device.type
+        if torch.compiler.is_compiling() and torch.is_autocast_enabled(kind) and not self.training:
+            return functional_call(self.mapper, self.mapper.cast(torch.get_autocast_dtype(kind)), (tokens, v))
         return self.mapper(tokens, v)
 
     def _channels_last(self, features: Tensor) -> bool:
@@ -231,7 +231,9 @@ class HiMapper(nn.Module):
         if features.ndim == 3:
             tokens = features[:, self.prefix_tokens :]
         else:
-            tokens = features.flatten(1, 2) if self._channels_last(features) else features.flatten(2).mT
+            # Not flatten(2).mT, for which compiled code would write a map in channels_last once more, channels first.
+            maps = features if self._channels_last(features) else features.permute(0, 2, 3, 1)
+            tokens = maps.flatten(1, 2)
         if not tokens.shape[1] or tokens.shape[2] != self.channels:
             raise UsageError(
                 f"the features of {self._kind} must be places with its {self.channels} channels; got the shape "
@@ -242,15 +244,6 @@ class HiMapper(nn.Module):
     @property
     def _kind(self) -> str:
         return type(self.backbone).__name__
-
-
-def cast_at_once(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The weights of all linear maps in `dtype`, by name: one kernel where it is compiled, instead of one for each."""
-    linear = [(prefix, m) for prefix, m in module.named_modules() if isinstance(m, nn.Linear)]
-    named = {f"{prefix}.{name}": p for prefix, m in linear for name, p in m.named_parameters(recurse=False)}
-    flat = torch.cat([p.to(dtype).flatten() for p in named.values()])
-    parts = flat.split([p.numel() for p in named.values()])
-    return {name: part.view(p.shape) for (name, p), part in zip(named.items(), parts, strict=True)}
 
 
 def _widths(backbone: nn.Module, pyramid: bool) -> tuple[int, int]:
