@@ -40,6 +40,9 @@ def test_a_merged_export_is_a_plain_model(kind: str, tmp_path: Path, capsys: pyt
     assert not adapters(plain.model)
     torch.testing.assert_close(plain.encode_text(TEXTS), expected, rtol=1e-5, atol=1e-6)
     assert (load_encoder(base).encode_text(TEXTS) - expected).abs().max() > 1e-2
+    for folder in (tmp_path / "merged", adapter):
+        assert main(["evaluate", str(folder)]) == 2
+        assert f"{folder} holds an encoder, which several tasks measure" in capsys.readouterr().err
 
 
 def test_an_export_of_the_adapter_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

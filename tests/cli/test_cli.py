@@ -51,15 +51,35 @@ def test_overview_lists_every_command_and_each_has_help():
     [["--help"], ["train", "--help"], ["train", "superposition", "--help"], ["audit", "--help"], ["report", "-h"]],
 )
 def test_help_imports_nothing_heavy(words):
+    assert "usage" in without_heavy_imports(words, status=0).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "named", "status"),
+    [
+        ([], "--data must name the text", 2),
+        (["--data", "gone.txt"], "gone.txt does not exist", 1),
+        (["--data", "empty"], "empty holds no file", 1),
+    ],
+)
+def test_missing_text_is_said_before_anything_heavy_is_imported(tmp_path, words, named, status):
+    (tmp_path / "empty").mkdir()
+    done = without_heavy_imports(["train", "helm", *words], status, tmp_path)
+    assert named in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def without_heavy_imports(words, status, folder=None):
+    """Run a command in a process of its own, which must end with `status` and without torch and its like."""
     code = (
         "import sys\nfrom leafward.cli import main\n"
-        f"try:\n    status = main({words!r})\nexcept SystemExit as stop:\n    status = stop.code\n"
+        f"try:\n    status = main({words!r})\nexcept SystemExit as stop:\n    status = stop.code or 0\n"
         "heavy = {'torch', 'numpy', 'scipy', 'matplotlib', 'transformers'} & set(sys.modules)\n"
-        "assert not status and not heavy, (status, heavy)\n"
+        f"assert status == {status} and not heavy, (status, heavy)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert "usage" in done.stdout
+    return done
 
 
 @pytest.mark.parametrize(

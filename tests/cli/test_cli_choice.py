@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from leafward.commands import data, evaluate, explain
 from leafward.commands._choice import take_value
 from leafward.engine.run import RunDirectory
 from leafward.errors import UsageError
+from leafward.recipes import EVALUATIONS
 
 
 @dataclass
@@ -62,6 +64,46 @@ def test_what_cannot_be_chosen_is_refused_by_name(family, tmp_path: Path):
         evaluate.parse([str(tmp_path)])
     with pytest.raises(UsageError, match="neither a run directory nor"):
         explain.parse(["x"])
+
+
+def saved(folder: Path, record: Any, name: str = "config.json") -> str:
+    folder.mkdir()
+    (folder / name).write_text(json.dumps(record))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("card", "task"),
+    [
+        ({"task": "classify", "model": "hcformer_nano", "classes": ["a", "b"], "size": 96}, "vision"),
+        ({"task": "segment", "model": "resnet18", "decoder": "semantic-fpn"}, "vision"),
+        ({"vision": {"task": "classify", "model": "resnet18"}, "hierarchy": None}, "himapper"),
+        ({"model_type": "helm", "architectures": ["HelmForCausalLM"]}, "language"),
+    ],
+)
+def test_a_saved_model_knows_its_task(tmp_path: Path, card: dict[str, Any], task: str) -> None:
+    model = saved(tmp_path / "model", card)
+    assert evaluate.parse([model, "--data", "d"]).module.__name__ == EVALUATIONS[task]
+    assert evaluate.parse([model, "--task", "sample"]).module.__name__ == EVALUATIONS["sample"]
+
+
+@pytest.mark.parametrize(
+    ("record", "name"),
+    [
+        ({"model_type": "clip"}, "config.json"),
+        ({"model_cfg": {}}, "open_clip_config.json"),
+        ({"format": "leafward-adapter", "method": "block_scale"}, "adapter_config.json"),
+    ],
+)
+def test_an_encoder_is_asked_which_of_its_tasks_is_meant(tmp_path: Path, record: dict[str, Any], name: str) -> None:
+    with pytest.raises(UsageError, match=r"merged holds an encoder.*one of hierarcaps, hyperlex, .*zeroshot$"):
+        evaluate.parse([saved(tmp_path / "merged", record, name)])
+
+
+@pytest.mark.parametrize("record", [{}, {"task": "classify"}, {"task": ["classify"], "model": "x"}, {"channels": 8}])
+def test_a_foreign_folder_is_named_with_all_tasks(tmp_path: Path, record: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"foreign is neither a run .* --task must say .*: vision, .*, search$"):
+        evaluate.parse([saved(tmp_path / "foreign", record)])
 
 
 @pytest.mark.parametrize(("words", "status"), [([], 2), (["--help"], 0)])

@@ -143,6 +143,16 @@ def served() -> Iterator[Served]:
         yield it
 
 
+@pytest.fixture
+def pictured_leaves() -> Iterator[Served]:
+    """A taxonomy whose leaves alone have pictures."""
+    tax = zoo()
+    source = drawn_taxonomy("Zoo", tax)
+    leaves = {row: grey_photo() for row, name in enumerate(tax.names) if name.startswith("species")}
+    with serving(dataclasses.replace(build_scene(source), thumbnails=leaves), source) as it:
+        yield it
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

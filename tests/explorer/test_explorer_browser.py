@@ -169,6 +169,25 @@ def test_hover_names_the_point_and_shows_its_thumbnail(window: Any, served: Any)
     window.page.wait_for_selector("#tip", state="hidden")
 
 
+def test_pictures_that_do_not_exist_are_not_asked_for(open_window: Any, pictured_leaves: Any) -> None:
+    window = open_window(pictured_leaves.url)
+    page, failed = window.page, []
+    page.on("requestfailed", lambda request: failed.append(request.url))
+    page.on("response", lambda response: failed.append(response.url) if response.status >= 400 else None)
+    for name in ("life", "kind E"):
+        page.mouse.move(*window.at(pictured_leaves.node(name)))
+        page.wait_for_selector("#tip:not([hidden])")
+        assert window.texts("#tip strong") == [name]
+        page.mouse.click(*window.at(pictured_leaves.node(name)))
+        page.wait_for_selector("#neighbours li")
+    page.wait_for_load_state("networkidle")
+    assert page.locator("img:not([hidden])").count() == 0
+    window.js("(id) => leafward.explorer.select(id, { centre: true })", pictured_leaves.node("species B21"))
+    page.wait_for_selector("#chosen > img:not([hidden])")
+    assert failed == []
+    assert window.problems == []
+
+
 def test_two_views_side_by_side_share_the_selection(window: Any, served: Any) -> None:
     page = window.page
     page.select_option("#beside select", served.plane)

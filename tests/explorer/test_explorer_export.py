@@ -107,6 +107,7 @@ def test_large_scenes_go_without_tables_and_thumbnails_have_a_limit(
     assert json.loads(parts["scene.json"])["k"] == 0
     assert not any(name.startswith("neighbour") for name in parts)
     assert [name for name in parts if name.startswith("thumb/")] == ["thumb/0", "thumb/1"]
+    assert json.loads(parts["scene.json"])["thumbnails"] == [0, 1]
 
 
 def test_the_file_is_written_whole_and_progress_is_told(scene: Scene, tmp_path: Path) -> None:

@@ -425,7 +425,8 @@ def test_thumbnails_are_matched_by_name_then_class_and_made_small(items: Path, t
     small = image_module.open(io.BytesIO(scene.thumbnails[0]))
     assert (small.format, small.size) == ("JPEG", (96, 48))
     assert any("1 images" in note for note in scene.notes)
-    assert scene.describe("server")["thumbnails"]
+    assert scene.describe("server")["thumbnails"] == sorted(scene.thumbnails)
+    assert build_scene(read_source(items)).describe("server")["thumbnails"] == []
     with pytest.raises(DataError, match="none of its"):
         build_scene(read_source(items), images=items)
     with pytest.raises(DataError, match="not a folder"):

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 
+from leafward.commands import evaluate
 from leafward.engine import LoopConfig, OptimConfig
 from leafward.errors import DataError, LeafwardError, UsageError
 from leafward.intervals import share_interval
@@ -103,8 +104,9 @@ def test_the_page_of_an_evaluation_leaves_that_of_the_training(finished, evaluat
 
 def test_other_data_are_scored_by_a_published_model(finished, pictures, evaluation_shown):
     out, _ = finished
-    args = evaluate_vision.Args(out / "model", data=str(pictures), device="cpu", out=out / "other.json")
-    assert evaluate_vision.run(args, quiet())["scores"]["model"]["top1"] > 0.6
+    words = ["--data", str(pictures), "--device", "cpu", "--out", str(out / "other.json")]
+    chosen = evaluate.parse([str(out / "model"), *words])  # its card says that it is a vision model
+    assert evaluate.run(chosen, quiet())["scores"]["model"]["top1"] > 0.6
     number = evaluation_shown(out / "other.json", out / "other.html")[0]["headline"][0]
     assert number["name"] == "top-1 accuracy"
     assert number["twin"] is None

@@ -17,6 +17,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from leafward.commands.evaluate import parse as choose
 from leafward.commands.train import parse
 from leafward.engine import Interrupted, LoopConfig, OptimConfig, save_yaml
 from leafward.errors import DataError, UsageError
@@ -197,6 +198,7 @@ def test_evaluation_of_a_run_and_of_a_model(finished, data, tmp_path):
     (tmp_path / "new.txt").write_text("The fox met the owl. " * 20)
     other = evaluate(out / "model", data=tmp_path / "new.txt", out=tmp_path / "scores")
     assert other["models"]["model"]["unit"] == "windows"
+    assert choose([str(out / "model")]).module is evaluate_language  # its configuration says what it is
     assert (tmp_path / "scores" / "report.html").is_file()
     with pytest.raises(UsageError, match="is a model, not a run: give --data"):
         evaluate(out / "model")

@@ -296,6 +296,22 @@ def test_evaluation_repeats_the_scores_of_every_arm(
         evaluate.run(chosen, Console(file=io.StringIO()))
 
 
+def test_evaluation_of_a_published_model_needs_data_alone(
+    finished: tuple[Path, dict[str, Any]], data: Path, tmp_path: Path
+) -> None:
+    out, _ = finished
+    model, console = str(out / "model"), Console(file=io.StringIO())
+    words = ["--device", "cpu", "--out", str(tmp_path / "scores.json")]
+    found = evaluate.run(evaluate.parse([model, "--data", str(data), *words]), console)
+    assert found["headline"][0]["value"] == found["scores"]["model"]["top1"]
+    assert found["headline"][0]["twin"] is None
+    with pytest.raises(UsageError, match="is a model, not a run: give --data"):
+        evaluate.run(evaluate.parse([model, *words]), console)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(DataError, match="does not hold a model of Hi-Mapper"):
+        evaluate.run(evaluate.parse([str(tmp_path), "--task", "himapper", *words]), console)
+
+
 # Pictures.
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from transformers import CLIPModel
 
 from leafward.adapters import load_encoder
 from leafward.cli import main
@@ -24,7 +25,7 @@ from leafward.intervals import share_interval
 from leafward.recipes import _lathadapter_training as training
 from leafward.recipes import lathadapter
 from leafward.recipes._class_taxonomy import class_taxonomy
-from leafward.recipes._lathadapter_images import image_set
+from leafward.recipes._lathadapter_images import Pixels, image_set, open_clip_model
 from leafward.recipes.lathadapter import Config
 from leafward.report import read_run
 from leafward.tasks.fewshot import FeatureSet, episodes, read_features, seeded_split, write_features
@@ -330,6 +331,20 @@ def test_images_of_another_set_and_what_is_refused(pictures: Path, tmp_path: Pat
     make("siglip", tmp_path)
     with pytest.raises(UsageError, match="need a Hugging Face CLIP model, not 'siglip'"):
         lathadapter.run(replace(config, model=str(tmp_path / "siglip")), tmp_path / "other")
+
+
+def test_too_many_tokens_are_refused_before_anything_is_encoded(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = []
+    monkeypatch.setattr(Pixels, "__getitem__", lambda self, rows: encoded.append(rows))
+    monkeypatch.setattr(CLIPModel, "get_text_features", lambda self, **given: encoded.append(given))
+    length = open_clip_model(str(pictures / "clip")).max_length
+    config = Config(images=pictures / "images", model=str(pictures / "clip"), tokens=40, shots=(2,), seeds=1)
+    with pytest.raises(UsageError, match=rf"tokens must be in 1…{length - 2}, .*, got 40"):
+        lathadapter.run(config, tmp_path / "run")
+    assert encoded == []
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_evaluation_shows_means_over_seeds(

@@ -12,6 +12,7 @@ import hashlib
 import html
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -82,6 +83,7 @@ def static_page(scene: Scene, progress: Callable[[float], None] = lambda share: 
 
 def static_parts(scene: Scene, progress: Callable[[float], None] = lambda share: None) -> dict[str, bytes]:
     """Everything that the page loads, by name, with the neighbours of all points where they are not too many."""
+    scene = replace(scene, thumbnails=_first_thumbnails(scene))
     k = scene.k if len(scene) <= MOST_TABLE_POINTS else 0
     parts = {"scene.json": to_json(scene.describe("table", k))} | scene.parts()
     for number, view in enumerate(scene.views):
@@ -90,13 +92,19 @@ def static_parts(scene: Scene, progress: Callable[[float], None] = lambda share:
             parts |= _neighbours(
                 view, k, lambda done, first=number * share, share=share: progress(first + share * done)
             )
+    return parts | {f"thumb/{row}": content for row, content in scene.thumbnails.items()}
+
+
+def _first_thumbnails(scene: Scene) -> dict[int, bytes]:
+    """As many thumbnails as the file may hold."""
+    kept: dict[int, bytes] = {}
     spent = 0
     for row, content in scene.thumbnails.items():
         spent += len(content)
         if spent > MOST_THUMBNAILS:
             break
-        parts[f"thumb/{row}"] = content
-    return parts
+        kept[row] = content
+    return kept
 
 
 def _neighbours(view: View, k: int, progress: Callable[[float], None]) -> dict[str, bytes]:

@@ -108,7 +108,7 @@ class Scene:
             "levels": len(np.unique(self.level[self.level >= 0])),
             "edges": len(self.edges),
             "root": self.root,
-            "thumbnails": bool(self.thumbnails),
+            "thumbnails": sorted(self.thumbnails),  # the page asks for these alone
             "neighbours": neighbours,
             "k": self.k if k is None else k,
         }

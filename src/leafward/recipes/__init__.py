@@ -50,6 +50,9 @@ EVALUATION_OF: dict[str, str] = {
 }
 """Recipe of a run -> the evaluation that is meant when no task is named."""
 
+ENCODER_EVALUATIONS = ("hierarcaps", "hyperlex", "breeds", "retrieval", "zeroshot")
+"""Evaluations that take any encoder of texts and images, so that the model alone does not say which is meant."""
+
 EXPLANATIONS: dict[str, str] = {
     "segmenter": "leafward.recipes.explain_segmenter",
     "himapper": "leafward.recipes.explain_himapper",

@@ -128,9 +128,7 @@ def open_model(target: str | Path) -> tuple[nn.Module, MappedCard]:
     """The model of a run directory or of a published model's folder, with its weights, and its card."""
     folder = _published(target)
     config, state = load_published(folder)
-    if set(config) != {"vision", "hierarchy"}:
-        raise DataError(f"{folder} does not hold a model of Hi-Mapper")
-    card = MappedCard(Card.from_json(config["vision"], folder), config["hierarchy"])
+    card = _card_from_json(config, folder)
     model = build(card)
     try:
         model.load_state_dict(state)
@@ -138,6 +136,18 @@ def open_model(target: str | Path) -> tuple[nn.Module, MappedCard]:
         reason = str(error).splitlines()[-1].strip()
         raise DataError(f"{folder} does not fit the model that it names: {reason}") from None
     return model.eval(), card
+
+
+def read_card(target: str | Path) -> MappedCard:
+    """The card of a run directory or of a published model's folder; the weights are not read."""
+    folder = _published(target)
+    return _card_from_json(read_record(folder / "config.json"), folder)
+
+
+def _card_from_json(record: dict[str, Any], source: Path) -> MappedCard:
+    if set(record) != {"vision", "hierarchy"}:
+        raise DataError(f"{source} does not hold a model of Hi-Mapper")
+    return MappedCard(Card.from_json(record["vision"], source), record["hierarchy"])
 
 
 def _published(target: str | Path) -> Path:

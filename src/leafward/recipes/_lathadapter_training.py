@@ -24,6 +24,7 @@ from leafward.adapters.prompts import (
     ZeroShot,
 )
 from leafward.adapters.prompts.features import Sides
+from leafward.adapters.prompts.tokens import check_tokens
 from leafward.adapters.surface import lasting
 from leafward.engine import LoopConfig, Loss, OptimConfig, RunDirectory, fit, load_published, publish
 from leafward.engine.data import mix
@@ -86,7 +87,10 @@ def read_sets(config: Config) -> list[FeatureSet]:
         return _told_apart([read_features(path) for path in (config.features, *config.targets)])
     assert config.images is not None
     assert config.model is not None
-    encoder = open_clip_model(config.model).to(device_of(config.device))
+    encoder = open_clip_model(config.model)
+    if config.hosts:  # refused before any image is read or encoded
+        check_tokens(config.tokens, encoder.max_length)
+    encoder = encoder.to(device_of(config.device))
     return _told_apart([image_set(path, encoder, config.template) for path in (config.images, *config.targets)])
 
 

@@ -1,4 +1,4 @@
-"""``leafward evaluate RUN``: score every arm of a Hi-Mapper run by the protocol of its task."""
+"""``leafward evaluate RUN|MODEL``: score every arm of a Hi-Mapper run, or one model, by the protocol of its task."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import nn
 
+    from leafward.recipes import hcformer
+
 SUMMARY = "Accuracy, mean IoU or COCO AP of Hi-Mapper and of what it was compared with."
 
 
 @dataclass
 class Args:
     target: Annotated[Path, tyro.conf.Positional]
-    """The directory of a finished run."""
+    """The directory of a finished run, or a published model's folder (then --data is needed)."""
     data: str | None = None
     """Other data in any form that training takes; their held-out part is scored. None: those of the run."""
     taxonomy: Path | None = None
@@ -29,29 +31,47 @@ class Args:
     """Where to compute."""
     out: Path | None = None
     """A folder for evaluation.json and report.html, or NAME.json, with the page beside it as NAME.html. Default: the
-    run. In a run, which has the report of its training, the page is evaluation.html."""
+    target. In a run, which has the report of its training, the page is evaluation.html."""
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
-    """Score every model of the run; returns what the file holds."""
-    from leafward.engine import RunDirectory, from_dict
+    """Score every model of the target; returns what the file holds."""
     from leafward.recipes import _himapper_report as report
     from leafward.recipes._hcformer_train import make_task
     from leafward.recipes._himapper_model import open_model, pixels_of
-    from leafward.recipes._himapper_train import vision_config
     from leafward.recipes._vision_evaluation import conclude, measure
-    from leafward.recipes.himapper import Config
 
     def open_classes(folder: Path) -> tuple[nn.Module, list[str]]:
         model, card = open_model(folder)
         return model, card.vision.classes
 
+    config, members = _of_run(args) if (args.target / "config.yaml").is_file() else _of_model(args)
+    config = replace(config, data=args.data or config.data, taxonomy=args.taxonomy or config.taxonomy)
+    task = make_task(config, pixels_of(args.target))
+    results, units = measure(task, args.target, members, open_classes, args.device)
+    headline = report.result(task.monitor, results, units)["headline"]
+    return conclude(f"Evaluation: Hi-Mapper, {config.task}", args, config.data, results, headline, console)
+
+
+def _of_run(args: Args) -> tuple[hcformer.Config, list[dict[str, Any]]]:
+    """What a finished run learned from what, and its models as its result names them."""
+    from leafward.engine import RunDirectory, from_dict
+    from leafward.recipes._himapper_train import vision_config
+    from leafward.recipes.himapper import Config
+
     trained = RunDirectory.open(args.target)
     if trained.recipe != "himapper" or not trained.finished:
         raise UsageError(f"{args.target} is not the directory of a finished run of recipe 'himapper'")
-    config = from_dict(Config, trained.config)
-    config = replace(config, data=args.data or config.data, taxonomy=args.taxonomy or config.taxonomy)
-    task = make_task(vision_config(config), pixels_of(args.target))
-    results, units = measure(task, args.target, trained.result()["members"], open_classes, args.device)
-    headline = report.result(task.monitor, results, units)["headline"]
-    return conclude(f"Evaluation: Hi-Mapper, {config.task}", args, config.data, results, headline, console)
+    return vision_config(from_dict(Config, trained.config)), trained.result()["members"]
+
+
+def _of_model(args: Args) -> tuple[hcformer.Config, list[dict[str, Any]]]:
+    """Settings that fit a published model, which has nothing to be compared with."""
+    from leafward.recipes._himapper_model import read_card
+    from leafward.recipes.hcformer import Config
+
+    card = read_card(args.target).vision
+    if args.data is None:
+        raise UsageError(f"{args.target} is a model, not a run: give --data to score it on")
+    settings: Any = {"task": card.task, "size": card.size, "ignore": card.ignore}
+    return Config(**settings), [{"name": args.target.name, "model": ".", "arm": args.target.name}]

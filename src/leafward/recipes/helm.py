@@ -7,6 +7,7 @@ curvature experts) is trained on packed windows. `--twin` trains both geometries
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -130,6 +131,10 @@ def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = Fa
     """
     if config.data is None:
         raise UsageError("--data must name the text to train on: a file, a folder or a data set on disk")
+    if os.environ.get("RANK", "0") == "0":  # before heavy imports; the first rank alone reads the text
+        from leafward.tasks.language.text import find_files
+
+        find_files(config.data)
     from leafward.recipes import _helm_train
 
     return _helm_train.train(config, out, resume=resume, overwrite=overwrite)

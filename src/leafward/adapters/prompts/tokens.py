@@ -17,9 +17,14 @@ from torch import Tensor, nn
 
 from leafward.adapters.encoders import _pooled
 from leafward.adapters.prompts.features import Sides
-from leafward.errors import UsageError
+from leafward.errors import UsageError, need
 
 SPREAD = 0.02  # of the first values of deep and image tokens
+
+
+def check_tokens(tokens: int, length: int) -> None:
+    """Refuse more tokens than texts of `length` places have room for between their begin and their end."""
+    need(1 <= tokens <= length - 2, "tokens", f"in 1…{length - 2}, the room in a text of {length} places", tokens)
 
 
 class TokenPrompts(nn.Module):
@@ -38,8 +43,7 @@ class TokenPrompts(nn.Module):
         layers = [side.encoder.layers for side in (model.text_model, model.vision_model)]
         if not 1 <= depth <= min(map(len, layers)):
             raise UsageError(f"depth must be in 1…{min(map(len, layers))}, the layers of the model, got {depth}")
-        if not 1 <= tokens <= classes.shape[1] - 2:
-            raise UsageError(f"tokens must be in 1…{classes.shape[1] - 2}, the length of the texts, got {tokens}")
+        check_tokens(tokens, classes.shape[1])
         self._held = (model.requires_grad_(False),)  # in a tuple it is not registered as a part
         self.tokens, self.depth = tokens, depth
         embeddings = model.text_model.embeddings

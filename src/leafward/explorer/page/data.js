@@ -45,10 +45,9 @@ async function numbers(name, Kind, length) {
 
 /** Address of a point's thumbnail, or null where it has none. */
 export function thumbnail(scene, id) {
-  if (!scene.thumbnails) return null;
+  if (!scene.pictured[id]) return null;
   if (!STATIC) return `./thumb/${id}`;
-  const tag = embedded(`thumb/${id}`);
-  return tag && `data:image/jpeg;base64,${tag.textContent.trim()}`;
+  return `data:image/jpeg;base64,${embedded(`thumb/${id}`).textContent.trim()}`;
 }
 
 /** Everything that does not depend on the view. */
@@ -61,7 +60,9 @@ export async function loadScene() {
   ]);
   const levels = attributes.filter((_, i) => i % 2 === 0);
   const classes = attributes.filter((_, i) => i % 2 === 1);
-  return { ...scene, labels, levels, classes, classNames: scene.classes, edges };
+  const pictured = new Uint8Array(scene.count);
+  for (const id of scene.thumbnails) pictured[id] = 1;
+  return { ...scene, labels, levels, classes, classNames: scene.classes, edges, pictured };
 }
 
 /** A function of a key that keeps its answers; a failure is forgotten, so that it can be asked again. */

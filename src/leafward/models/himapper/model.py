@@ -157,7 +157,7 @@ class HiMapper(nn.Module):
 
     def get_classifier(self) -> nn.Module:
         self._need_classifier("get_classifier")
-        return self.backbone.get_classifier()  # pyright: ignore[reportCallIssue]
+        return _classifier(self.backbone)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new classifier for `num_classes` classes (0: none, the sharpened feature itself)."""
@@ -202,8 +202,13 @@ class HiMapper(nn.Module):
         return v + shift, nodes
 
     def _logits(self, v: Tensor) -> Tensor:
-        """The classifier on a global feature (B, V); that of ResNetV2, DLA and DPN is a convolution."""
-        classifier = self.get_classifier()
+        """What follows the global feature (B, V): the classifier. It is a convolution in ResNetV2, DLA and DPN, has a
+        norm before it in EfficientViT-MSRA and SHViT, and is named together with the pooling in Sequencer2D."""
+        head, classifier = getattr(self.backbone, "head", None), self.get_classifier()
+        if isinstance(head, nn.Sequential) and len(head) and isinstance(head[0], nn.BatchNorm1d):
+            return head(v)
+        if hasattr(classifier, "global_pool") and hasattr(classifier, "fc"):
+            classifier: nn.Module = classifier.fc  # pyright: ignore[reportAssignmentType]
         if isinstance(classifier, nn.Conv2d):
             return classifier(v[:, :, None, None]).flatten(1)
         return classifier(v)
@@ -254,7 +259,7 @@ def _widths(backbone: nn.Module, pyramid: bool) -> tuple[int, int]:
     for name in ("num_features", "forward_features", "forward_head", "get_classifier"):
         if not hasattr(backbone, name):
             raise UsageError(f"backbone must be a model of timm; {type(backbone).__name__} has no {name}")
-    single = isinstance(backbone.get_classifier(), nn.Module)  # pyright: ignore[reportCallIssue]
+    single = isinstance(_classifier(backbone), nn.Module)
     if not single or getattr(backbone, "aux_head", None) is not None:  # VOLO's second one is called so
         raise UsageError(
             f"backbone must have one classifier; {type(backbone).__name__} has several, as distilled models do: "
@@ -262,6 +267,14 @@ def _widths(backbone: nn.Module, pyramid: bool) -> tuple[int, int]:
         )
     channels: int = backbone.num_features  # pyright: ignore[reportAssignmentType]
     return channels, getattr(backbone, "head_hidden_size", channels)
+
+
+def _classifier(backbone: nn.Module) -> Any:
+    """The classifier that the backbone names; without classes, EfficientViT-MSRA and SHViT fail to name their head."""
+    head = getattr(backbone, "head", None)
+    several = hasattr(backbone, "head_dist")
+    bare = isinstance(head, nn.Identity) and getattr(backbone, "num_classes", None) == 0 and not several
+    return head if bare else backbone.get_classifier()  # pyright: ignore[reportCallIssue]
 
 
 def _prefix_tokens(backbone: nn.Module) -> int:
