@@ -144,7 +144,7 @@ def test_refusals() -> None:
     model, _ = build("hf_clip")
     for options, message in [
         ({"depth": 3}, r"depth must be in 1…2, the layers of the model, got 3"),
-        ({"tokens": 7}, r"tokens must be in 1…6"),
+        ({"tokens": 4}, r"tokens must be from 1 to 3, the places before the class names .*, got 4"),
     ]:
         with pytest.raises(UsageError, match=message):
             TokenPrompts(model, classes(), **options)

@@ -339,9 +339,11 @@ def test_too_many_tokens_are_refused_before_anything_is_encoded(
     encoded = []
     monkeypatch.setattr(Pixels, "__getitem__", lambda self, rows: encoded.append(rows))
     monkeypatch.setattr(CLIPModel, "get_text_features", lambda self, **given: encoded.append(given))
-    length = open_clip_model(str(pictures / "clip")).max_length
-    config = Config(images=pictures / "images", model=str(pictures / "clip"), tokens=40, shots=(2,), seeds=1)
-    with pytest.raises(UsageError, match=rf"tokens must be in 1…{length - 2}, .*, got 40"):
+    words = open_clip_model(str(pictures / "clip")).tokenizer("a photo of a", add_special_tokens=False)["input_ids"]
+    config = Config(
+        images=pictures / "images", model=str(pictures / "clip"), tokens=len(words) + 1, shots=(2,), seeds=1
+    )
+    with pytest.raises(UsageError, match=rf"tokens must be from 1 to {len(words)}, .*, got {len(words) + 1}"):
         lathadapter.run(config, tmp_path / "run")
     assert encoded == []
     assert not (tmp_path / "run").exists()

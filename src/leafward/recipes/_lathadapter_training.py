@@ -89,7 +89,8 @@ def read_sets(config: Config) -> list[FeatureSet]:
     assert config.model is not None
     encoder = open_clip_model(config.model)
     if config.hosts:  # refused before any image is read or encoded
-        check_tokens(config.tokens, encoder.max_length)
+        words = config.template.split("{}")[0]
+        check_tokens(config.tokens, len(encoder.tokenizer(words, add_special_tokens=False)["input_ids"]))
     encoder = encoder.to(device_of(config.device))
     return _told_apart([image_set(path, encoder, config.template) for path in (config.images, *config.targets)])
 

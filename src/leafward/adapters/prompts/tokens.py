@@ -22,9 +22,17 @@ from leafward.errors import UsageError, need
 SPREAD = 0.02  # of the first values of deep and image tokens
 
 
-def check_tokens(tokens: int, length: int) -> None:
-    """Refuse more tokens than texts of `length` places have room for between their begin and their end."""
-    need(1 <= tokens <= length - 2, "tokens", f"in 1…{length - 2}, the room in a text of {length} places", tokens)
+def check_tokens(tokens: int, before: int) -> None:
+    """Refuse more tokens than the `before` places between a text's begin and the name of its class: they would take the
+    places of the names, and all classes would be one."""
+    allowed = f"from 1 to {before}, the places before the class names (a longer template has more)"
+    need(1 <= tokens <= before, "tokens", allowed, tokens)
+
+
+def places_before_names(classes: Tensor) -> int:
+    """Places behind the first that all texts (C, L) have in common; with one text, all but its last."""
+    differ = (classes != classes[:1]).any(dim=0).nonzero()
+    return (int(differ[0]) if len(differ) else classes.shape[1] - 1) - 1
 
 
 class TokenPrompts(nn.Module):
@@ -43,7 +51,7 @@ class TokenPrompts(nn.Module):
         layers = [side.encoder.layers for side in (model.text_model, model.vision_model)]
         if not 1 <= depth <= min(map(len, layers)):
             raise UsageError(f"depth must be in 1…{min(map(len, layers))}, the layers of the model, got {depth}")
-        check_tokens(tokens, classes.shape[1])
+        check_tokens(tokens, places_before_names(classes))
         self._held = (model.requires_grad_(False),)  # in a tuple it is not registered as a part
         self.tokens, self.depth = tokens, depth
         embeddings = model.text_model.embeddings
