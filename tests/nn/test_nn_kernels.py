@@ -94,6 +94,18 @@ def test_kernels_serve_a_cuda_device_unless_refused(cuda_tensor, monkeypatch):
     assert not kernels.serve(cuda_tensor), "an exported model runs without Triton"
 
 
+@pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="PyTorch was built without CUDA")
+def test_compiled_inference_does_without_kernels_of_rows(cuda_tensor, monkeypatch):
+    pytest.importorskip("triton")
+    found = []
+    for compiling in (False, True):
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda compiling=compiling: compiling)
+        for gradients in (False, True):
+            with torch.set_grad_enabled(gradients):
+                found.append(kernels.serve_rows(cuda_tensor))
+    assert found == [True, True, False, True]
+
+
 WITHOUT_TRITON = """
 import sys
 sys.modules["triton"] = None  # what an import finds where it is not installed

@@ -150,7 +150,7 @@ class ExpertBank(nn.Module):
     def _hidden(self, s: Tensor, t: Tensor, over: Tensor, curvature: Tensor, rows: Sorted) -> tuple[Tensor, Tensor]:
         """The hidden point (M, h) of each row and its time (M, 1). W ρ[t; s] + b = ρ (W [t; s] + b/ρ)."""
         bias = self.up.bias.squeeze(1)
-        if kernels.serve(s) and self.up.time_weight is not None:
+        if kernels.serve_rows(s) and self.up.time_weight is not None:
             p, w = self.up.product(s, rows), self.up.time_weight.squeeze(1)
             return kernels.expert_swiglu(p, t, w, bias, over, curvature, rows.expert, rows.ends)
         factor, c = (x[rows.expert].unsqueeze(-1) for x in (over, curvature))

@@ -71,7 +71,7 @@ class Residual(nn.Module):
 
     def normed(self, x: Tensor, y: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor, Tensor | None]:
         """x ⊕ w·y, its norm, and the time of that: what every sub-layer but the first begins with."""
-        if self.space.curved and self.log_scale is None and kernels.serve(x):
+        if self.space.curved and self.log_scale is None and kernels.serve_rows(x):
             at = self.log_weight, norm.weight, self.scale, norm.eps, self.space.c
             return kernels.residual_norm(x, y, *at, working_dtype(x))
         x = self(x, y)

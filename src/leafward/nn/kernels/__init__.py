@@ -66,6 +66,12 @@ def serve(x: Tensor) -> bool:
     return x.is_cuda or (INTERPRETED and _choice == "triton")
 
 
+def serve_rows(x: Tensor) -> bool:
+    """`serve`, of the kernels that go row by row. A compiled graph without gradients does without them: its own kernels
+    are as good there, and take in what stands before and behind, so that a token is decoded in fewer launches."""
+    return serve(x) and (torch.is_grad_enabled() or not torch.compiler.is_compiling())
+
+
 @torch.compiler.assume_constant_result
 def _exporting() -> bool:
     """Asked outside of the graph: inside of one that torch.compile traces, PyTorch 2.11 says yes to everybody."""
