@@ -45,12 +45,16 @@ def cuda_ms(call: Call, rounds: int) -> float:
     return statistics.median(start.elapsed_time(end) for start, end in marks)
 
 
-def graphed(call: Call) -> Call:
-    """The call as a CUDA graph that is replayed; numbers drawn in it are new at every replay."""
+def graphed(call: Call, before: Call = lambda: None) -> Call:
+    """The call as a CUDA graph that is replayed; `before` goes before each of the calls that warm it up.
+
+    Numbers drawn in it are new at every replay.
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
+            before()
             call()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()

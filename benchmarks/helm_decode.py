@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from _helm import Report, facts, helm, parameters, profile
+from _timing import graphed
 from leafward.models import HelmConfig, HelmForCausalLM
 from leafward.nn import Visible, kernels
 
@@ -88,17 +89,7 @@ class Decoder:
 
     def captured(self) -> Callable[[], object]:
         """The step as a CUDA graph."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                self.at.copy_(self.start)
-                self.step()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.step()
-        return graph.replay
+        return graphed(self.step, lambda: self.at.copy_(self.start))
 
 
 def _extended(x: Tensor, room: int) -> Tensor:

@@ -48,15 +48,16 @@ def shapes_alone(model: nn.Module, mode: FakeTensorMode) -> None:
             setattr(part, name, mode.from_tensor(buffer))
 
 
-def launches(step: Loss, x: Tensor) -> Iterator[tuple[str, torch.fx.Node]]:
-    """Every launch of a kernel of ours, forward and back, with the kernel's module, in the graph that is compiled."""
+def launches(step: Loss, x: Tensor) -> Iterator[tuple[JITFunction, torch.fx.Node]]:
+    """Every launch of a kernel of ours, forward and back, with the kernel, in the graph that is compiled."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         shapes_alone(step, mode)
         joint, _ = aot_export_module(step, (mode.from_tensor(x),), trace_joint=True, output_loss_index=0)
     for node in joint.graph.nodes:
         assert "leafward" not in str(node.target) or "segment_sums" in str(node.target), f"{node.target} is opaque"
         if "triton_kernel_wrapper" in str(node.target):
-            yield kernel_side_table.get_kernel(node.kwargs["kernel_idx"]).fn.__module__.rsplit(".", 1)[1], node
+            kernel = kernel_side_table.get_kernel(node.kwargs["kernel_idx"])
+            yield kernel.fn if isinstance(kernel, Autotuner) else kernel, node  # that keeps the options of a launch
 
 
 def compiles(kernel: JITFunction, given: dict[str, Any]) -> None:
@@ -77,11 +78,9 @@ def compiles(kernel: JITFunction, given: dict[str, Any]) -> None:
 def check(name: str, step: Loss, x: Tensor, expected: set[str]) -> None:
     """No operator is left whole; kernels compile, and write into fresh memory alone: all else would be copied."""
     seen, compiled = set(), set()
-    for module, node in launches(step, x):
+    for kernel, node in launches(step, x):
+        module = kernel.fn.__module__.rsplit(".", 1)[1]
         seen.add(module)
-        kernel = kernel_side_table.get_kernel(node.kwargs["kernel_idx"])
-        if isinstance(kernel, Autotuner):  # how the options of a launch are kept
-            kernel = kernel.fn
         constants = kernel_side_table.get_constant_args(node.kwargs["constant_args_idx"])
         given = {**constants, **node.kwargs["kwargs"]}
         if kernel not in compiled and any(isinstance(value, float) for value in given.values()):

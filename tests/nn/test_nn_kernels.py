@@ -20,6 +20,14 @@ CHECKS = {
 }
 
 
+def printed(program: str, *arguments: str, **environment: str) -> list[str]:
+    """The lines that a program beside this file prints."""
+    command = [sys.executable, str(HERE / f"{program}.py"), *arguments]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("program", CHECKS)
@@ -27,32 +35,23 @@ def test_kernels_equal_the_plain_forms(program, device):
     pytest.importorskip("triton")
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    environment = os.environ | ({"TRITON_INTERPRET": "1"} if device == "cpu" else {})
-    command = [sys.executable, str(HERE / f"{program}.py"), device]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr[-3000:]
     names = CHECKS[program] + ("model",) * (program == "cluster_kernels_check" and device == "cuda")
-    assert done.stdout.split("\n")[:-1] == [f"{name} ok" for name in names]
+    environment = {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
+    assert printed(program, device, **environment) == [f"{name} ok" for name in names]
 
 
 @pytest.mark.slow
 def test_vision_kernels_take_the_memory_that_is_counted_with():
     """By the compiler, for a device that need not be there."""
     pytest.importorskip("triton")
-    command = [sys.executable, str(HERE / "kernels_memory_check.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout == "clusters ok\nmlps ok\n"
+    assert printed("kernels_memory_check") == ["clusters ok", "mlps ok"]
 
 
 @pytest.mark.slow
 def test_compiler_sees_through_the_operators():
     """It then launches the kernels from its own code; and none of their inputs is copied for fear of being written."""
     pytest.importorskip("triton")
-    command = [sys.executable, str(HERE / "kernels_traced_check.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout == "helm-d-tiny ok\nhelm-mice-tiny ok\nhcformer_nano ok\n"
+    assert printed("kernels_traced_check") == ["helm-d-tiny ok", "helm-mice-tiny ok", "hcformer_nano ok"]
 
 
 @pytest.fixture
