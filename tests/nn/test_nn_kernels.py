@@ -15,7 +15,7 @@ from leafward.nn import kernels
 HERE = Path(__file__).parent
 CHECKS = {
     "kernels_check": ("residual_norm", "swiglu", "head_lanes", "latent_lanes", "experts", "model"),
-    "vision_kernels_check": ("image_norm", "scaled_add", "normed_mlp", "block", "edges", "model", "memory"),
+    "vision_kernels_check": ("image_norm", "beside", "scaled_add", "normed_mlp", "block", "edges", "model", "memory"),
     "cluster_kernels_check": ("layers", "close_points", "far_points", "many_windows", "half", "compiled"),
 }
 

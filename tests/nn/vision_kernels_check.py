@@ -49,14 +49,40 @@ def image_norm() -> None:
         assert error(found[:, 1], rate) < 1e-5, error(found[:, 1], rate)
 
         def ours(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-            return kernels.image_norm(x, kernels.image_moments(x, 1e-5), w, b, torch.float32)
+            return kernels.image_norm(x, kernels.image_moments(x, 1e-5), w, b, torch.float32)[0]
 
         seed = torch.randn_like(x)
         found = gradients(ours, [x, w, b], seed)
         exact = gradients(lambda *t: exact_norm(*t, 1e-5), [t.double() for t in (x, w, b)], seed)
         for one, two in zip(found, exact, strict=True):
             assert error(one, two) < (1e-5 if shift < 100 else 1e-3), (width, error(one, two))
-        assert kernels.image_norm(x, kernels.image_moments(x, 1e-5), w, b, HALF).dtype == HALF
+        assert kernels.image_norm(x, kernels.image_moments(x, 1e-5), w, b, HALF)[0].dtype == HALF
+
+
+def beside() -> None:
+    """The gradient of a residual sum that reaches x by way of the norm, for float32 and half x, and of either alone."""
+    shape, width, eps = (2, 12, 12, 24), 24, 1e-5
+    w, b, gamma = (torch.randn(width, device=DEVICE) for _ in range(3))
+    seed = torch.randn(*shape, device=DEVICE)
+    x = torch.randn(*shape, device=DEVICE)
+
+    def ours(x: Tensor, w: Tensor, b: Tensor, gamma: Tensor) -> Tensor:
+        h, stead = kernels.image_norm(x, kernels.image_moments(x, eps), w, b, torch.float32)
+        assert stead.untyped_storage().nbytes() == 4  # no map of it
+        return kernels.scaled_add(x, h, gamma, None, eps, stead)[0]
+
+    exact = gradients(lambda x, w, b, g: x + g * exact_norm(x, w, b, eps), [t.double() for t in (x, w, b, gamma)], seed)
+    for dtype, bound in ((torch.float32, 1e-5), (HALF, 1e-2)):
+        found = gradients(ours, [x.to(dtype), w, b, gamma], seed)
+        assert found[1].dtype == dtype
+        for one, two in zip(found, exact, strict=True):
+            assert error(one, two) < bound, (dtype, error(one, two))
+
+    def without_norm(x: Tensor) -> Tensor:
+        _, stead = kernels.image_norm(x, kernels.image_moments(x, eps), w, b, torch.float32)
+        return kernels.scaled_add(x, torch.zeros_like(x), gamma, None, eps, stead)[0]
+
+    assert torch.equal(gradients(without_norm, [x], seed)[1], seed)
 
 
 def scaled_add() -> None:
@@ -156,7 +182,7 @@ def edges() -> None:
     assert all(not p.grad.any() for p in layer.parameters())
     w, b = torch.randn(32, device=DEVICE), torch.randn(32, device=DEVICE)
     place = torch.randn(3, 1, 1, 32, device=DEVICE)
-    ours = kernels.image_norm(place, kernels.image_moments(place, 1e-5), w, b, torch.float32)
+    ours, _ = kernels.image_norm(place, kernels.image_moments(place, 1e-5), w, b, torch.float32)
     assert error(ours, exact_norm(place.double(), w, b, 1e-5)) < 1e-5
 
 
@@ -215,7 +241,7 @@ def memory() -> None:
 
 
 if __name__ == "__main__":
-    for check in (image_norm, scaled_add, normed_mlp, block, edges, model, memory):
+    for check in (image_norm, beside, scaled_add, normed_mlp, block, edges, model, memory):
         torch.manual_seed(0)
         kernels.use("triton")
         check()

@@ -73,12 +73,15 @@ class ImageNorm(nn.GroupNorm):
     def __init__(self, channels: int) -> None:
         super().__init__(1, channels)
 
-    def forward(self, x: Tensor, moments: Tensor | None = None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        dtype = working_dtype(x)
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         if not kernels.serve(x):
-            return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).to(dtype)
+            return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).to(working_dtype(x))
+        return self.beside(x)[0]
+
+    def beside(self, x: Tensor, moments: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """By kernels: the result, and what stands for x in the sum around a residual branch."""
         moments = kernels.image_moments(x, self.eps) if moments is None else moments
-        return kernels.image_norm(x, moments, self.weight, self.bias, dtype)
+        return kernels.image_norm(x, moments, self.weight, self.bias, working_dtype(x))
 
 
 class FeedForward(Mlp):
@@ -114,11 +117,12 @@ class Block(nn.Module):
     def _by_kernels(self, x: Tensor, layout: Layout) -> Tensor:
         """The same with sums and norms fused, and with the MLP of a narrow map in one kernel."""
         norm, dtype = self.norm2, working_dtype(x)
-        x, moments = kernels.scaled_add(x, self.mixer(self.norm1(x), layout), self.gamma1, self._keep(x), norm.eps)
+        h, stead = self.norm1.beside(x)
+        x, moments = kernels.scaled_add(x, self.mixer(h, layout), self.gamma1, self._keep(x), norm.eps, stead)
         width, hidden = self.mlp.fc2.weight.shape
         if not kernels.mlp_fits(width, hidden, dtype, x.device):
-            y = self.mlp(norm(x, moments))
-            return kernels.scaled_add(x, y, self.gamma2, self._keep(x), norm.eps)[0]
+            h, stead = norm.beside(x, moments)
+            return kernels.scaled_add(x, self.mlp(h), self.gamma2, self._keep(x), norm.eps, stead)[0]
         scale, first, second = (_pair(layer) for layer in (norm, self.mlp.fc1, self.mlp.fc2))
         return kernels.normed_mlp(x, moments, scale, first, second, self.gamma2, self._keep(x), dtype)
 

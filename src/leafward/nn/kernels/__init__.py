@@ -139,15 +139,24 @@ def image_moments(x: Tensor, eps: float) -> Tensor:
     return torch.ops.leafward.image_moments(x, eps)
 
 
-def image_norm(x: Tensor, moments: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """x normed by its own `moments`, then w · + b, in `dtype`: (B, ..., C), (B, 2), (C,), (C,) -> (B, ..., C)."""
+def image_norm(
+    x: Tensor, moments: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """x normed by its own `moments`, then w · + b, in `dtype`, and what `scaled_add` takes to stand for x:
+    (B, ..., C), (B, 2), (C,), (C,) -> (B, ..., C), (B, ..., C).
+
+    The second has no values. The gradient of x from the sum goes there, and so to the way back of the norm, which adds
+    it to its own in the same pass over memory.
+    """
     return torch.ops.leafward.image_norm(x, moments, weight, bias, dtype)
 
 
-def scaled_add(x: Tensor, y: Tensor, gamma: Tensor, keep: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    """z = x + keep · γ · y in the wider type of x and γ, and its `image_moments`:
-    (B, ..., C), (B, ..., C), (C,), (B,) -> (B, ..., C), (B, 2)."""
-    return torch.ops.leafward.scaled_add(x, y, gamma, keep, eps)
+def scaled_add(
+    x: Tensor, y: Tensor, gamma: Tensor, keep: Tensor | None, eps: float, stead: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """z = x + keep · γ · y in the wider type of x and γ, and its `image_moments`; the gradient of x goes to `stead`
+    where that is given: (B, ..., C), (B, ..., C), (C,), (B,) -> (B, ..., C), (B, 2)."""
+    return torch.ops.leafward.scaled_add(x, y, gamma, keep, eps, stead)
 
 
 def mlp_fits(width: int, hidden: int, dtype: torch.dtype, device: torch.device) -> bool:

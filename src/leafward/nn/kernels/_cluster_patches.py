@@ -176,6 +176,8 @@ def patches_forward(
     out = e.new_empty(*e.shape[:-1], e.shape[-1] // 2)
     sums = e.new_empty(2, fixed["HEADS"], *e.shape[:-1], dtype=torch.float32)
     groups = triton.cdiv(given["windows"], fixed["WINDOWS"])
+    # Here a warp holds four times as much as on the way back: two fifths of the instructions are saved.
+    fixed["num_warps"] = max(1, fixed["num_warps"] // 4)
     wrap_triton(_forward)[(groups * fixed["HEADS"],)](e, alpha, bias, out, sums, **given, **fixed)
     return out, sums.sum(dim=1)
 

@@ -23,6 +23,10 @@ from torch import Tensor
 from leafward.nn.kernels._launch import operator, single, tile, wrap_triton
 
 
+_STRIP = {"BLOCK": 64, "ROWS": 32, "STEPS": 4, "num_warps": 4}
+"""Channels, places at a time, times and warps of a program that sums over places."""
+
+
 def tile_rows(width: int) -> int:
     """Places of an image that one program takes; a power of two."""
     return max(1, 8192 // max(128, triton.next_power_of_2(width)))
@@ -104,35 +108,44 @@ def _apply(
 
 @triton.jit
 def _sums(
-    x_ptr, moments_ptr, w_ptr, dh_ptr, part_ptr, dw_ptr, db_ptr, places, tiles,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, moments_ptr, w_ptr, dh_ptr, part_ptr, dw_ptr, db_ptr, places, strips,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What a tile adds to Σ ∂h w and Σ ∂h w x̂ of its image, and to the gradients of w and b."""
-    image, lane, at, inside = _tile(places, tiles, WIDTH, ROWS, BLOCK)
+    """What a strip of BLOCK channels adds to Σ ∂h w and Σ ∂h w x̂ of its image, and to the gradients of w and b. Rows are
+    summed at the end only, because warps wait for each other there."""
+    blocks: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
+    strip = (tl.program_id(0) // blocks).to(tl.int64)
+    image, lane = strip // strips, tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     mean, rate = tl.load(moments_ptr + image * 2), tl.load(moments_ptr + image * 2 + 1)
+    first = (strip % strips).to(tl.int32) * (ROWS * STEPS)
+    db, dw = tl.zeros((ROWS, BLOCK), tl.float32), tl.zeros((ROWS, BLOCK), tl.float32)
+    for step in range(STEPS):
+        row = first + step * ROWS + tl.arange(0, ROWS)
+        at = (image * places + row)[:, None] * WIDTH + lane[None, :]
+        inside = (row < places)[:, None] & (lane < WIDTH)[None, :]
+        dh = tl.load(dh_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        db += dh
+        dw += dh * (tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32) - mean)
+    db, dw = tl.sum(db, axis=0), tl.sum(dw, axis=0) * rate
     w = tl.load(w_ptr + lane, mask=lane < WIDTH, other=0.0).to(tl.float32)
-    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    dh = tl.load(dh_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    db = tl.sum(dh, axis=0)
-    dw = tl.sum(dh * ((x - mean) * rate), axis=0)
-    program = tl.program_id(0).to(tl.int64)
-    tl.store(part_ptr + program * 2, tl.sum(db * w, axis=0))
-    tl.store(part_ptr + program * 2 + 1, tl.sum(dw * w, axis=0))
-    tl.store(dw_ptr + program * WIDTH + lane, dw, mask=lane < WIDTH)
-    tl.store(db_ptr + program * WIDTH + lane, db, mask=lane < WIDTH)
+    to = part_ptr + tl.program_id(0).to(tl.int64) * 2
+    tl.store(to, tl.sum(db * w, axis=0))
+    tl.store(to + 1, tl.sum(dw * w, axis=0))
+    tl.store(dw_ptr + strip * WIDTH + lane, dw, mask=lane < WIDTH)
+    tl.store(db_ptr + strip * WIDTH + lane, db, mask=lane < WIDTH)
 
 
 @triton.jit
 def _backward(
-    x_ptr, moments_ptr, w_ptr, dh_ptr, part_ptr, dz_ptr, dx_ptr, places, tiles,
-    ADD: tl.constexpr, TILES: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, moments_ptr, w_ptr, dh_ptr, part_ptr, dz_ptr, dx_ptr, places, tiles, parts,
+    ADD: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     image, lane, at, inside = _tile(places, tiles, WIDTH, ROWS, BLOCK)
     mean, rate = tl.load(moments_ptr + image * 2), tl.load(moments_ptr + image * 2 + 1)
-    index = tl.arange(0, TILES)
-    part = part_ptr + (image * tiles + index) * 2
-    pull = tl.sum(tl.load(part, mask=index < tiles, other=0.0), axis=0) / places / WIDTH
-    turn = tl.sum(tl.load(part + 1, mask=index < tiles, other=0.0), axis=0) / places / WIDTH
+    index = tl.arange(0, PARTS)
+    part = part_ptr + (image * parts + index) * 2
+    pull = tl.sum(tl.load(part, mask=index < parts, other=0.0), axis=0) / places / WIDTH
+    turn = tl.sum(tl.load(part + 1, mask=index < parts, other=0.0), axis=0) / places / WIDTH
     w = tl.load(w_ptr + lane, mask=lane < WIDTH, other=0.0).to(tl.float32)
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
     dh = tl.load(dh_ptr + at, mask=inside, other=0.0).to(tl.float32)
@@ -169,7 +182,8 @@ class Tiles:
         self.grid = (self.images * self.count,)
         (_, block), warps = tile(self.rows, self.width)
         self.given = {"places": self.places, "tiles": self.count, "WIDTH": self.width, "ROWS": self.rows}
-        self.given |= {"BLOCK": block, "num_warps": min(8, warps)}
+        # On an H200 eight warps take twice as long as four where a tile is summed up: they wait for each other.
+        self.given |= {"BLOCK": block, "num_warps": min(4, warps)}
         self.all = triton.next_power_of_2(self.count)
 
     def parts(self, like: Tensor, *columns: int) -> list[Tensor]:
@@ -208,16 +222,21 @@ image_moments.register_autograd(_no_gradient)
 
 
 @operator
-def image_norm(x: Tensor, moments: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
+def image_norm(x: Tensor, moments: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     x = x.contiguous()
     tiles, h = Tiles(x), torch.empty_like(x, dtype=dtype)
     wrap_triton(_apply)[tiles.grid](x, moments, weight, bias, h, **tiles.given)
-    return h
+    return h, _valueless(x, weight)
+
+
+def _valueless(x: Tensor, weight: Tensor) -> Tensor:
+    """Of the shape of x, but one place in memory."""
+    return x.new_empty((), dtype=torch.promote_types(x.dtype, weight.dtype)).expand(x.shape)
 
 
 @image_norm.register_fake
 def _(x, moments, weight, bias, dtype):
-    return x.new_empty(x.shape, dtype=dtype)
+    return x.new_empty(x.shape, dtype=dtype), _valueless(x, weight)
 
 
 def norm_backward(
@@ -225,31 +244,43 @@ def norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias; `dz` is what reaches x beside the norm."""
     tiles, dx = Tiles(x), torch.empty_like(x)
-    part, dw, db = tiles.parts(x, 2, tiles.width, tiles.width)
-    wrap_triton(_sums)[tiles.grid](x, moments, weight, dh, part, dw, db, **tiles.given)
-    kinds = {"ADD": dz is not None, "TILES": tiles.all}
+    block = min(_STRIP["BLOCK"], triton.next_power_of_2(tiles.width))
+    strips, blocks = triton.cdiv(tiles.places, _STRIP["ROWS"] * _STRIP["STEPS"]), triton.cdiv(tiles.width, block)
+    part = x.new_empty(tiles.images, strips * blocks, 2, dtype=torch.float32)
+    dw, db = (x.new_empty(tiles.images * strips, tiles.width, dtype=torch.float32) for _ in range(2))
+    sizes = _STRIP | {"WIDTH": tiles.width, "BLOCK": block}
+    wrap_triton(_sums)[(part.shape[0] * part.shape[1],)](
+        x, moments, weight, dh, part, dw, db, tiles.places, strips, **sizes
+    )
+    kinds = {"ADD": dz is not None, "PARTS": triton.next_power_of_2(part.shape[1])}
     wrap_triton(_backward)[tiles.grid](
-        x, moments, weight, dh, part, x if dz is None else dz, dx, **kinds, **tiles.given
+        x, moments, weight, dh, part, x if dz is None else dz, dx, parts=part.shape[1], **kinds, **tiles.given
     )
     return dx, dw.sum(dim=0).to(weight.dtype), db.sum(dim=0).to(weight.dtype)
 
 
 @operator
-def image_norm_backward(x: Tensor, moments: Tensor, weight: Tensor, dh: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return norm_backward(x.contiguous(), moments, weight, dh.contiguous(), None)
+def image_norm_backward(
+    x: Tensor, moments: Tensor, weight: Tensor, dh: Tensor, dz: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    return norm_backward(x.contiguous(), moments, weight, dh.contiguous(), None if dz is None else dz.contiguous())
 
 
 @image_norm_backward.register_fake
-def _(x, moments, weight, dh):
+def _(x, moments, weight, dh, dz):
     return x.new_empty(x.shape), torch.empty_like(weight), torch.empty_like(weight)
 
 
 def _norm_setup(ctx, inputs, output) -> None:
+    ctx.set_materialize_grads(False)  # nobody need use the second result, and zeros for it would be a map of them
     ctx.save_for_backward(*inputs[:3])
 
 
-def _norm_gradient(ctx, dh):
-    dx, dw, db = torch.ops.leafward.image_norm_backward(*ctx.saved_tensors, dh)
+def _norm_gradient(ctx, dh, dz):
+    x, *others = ctx.saved_tensors
+    if dh is None:
+        return None if dz is None else dz.to(x.dtype), None, None, None, None
+    dx, dw, db = torch.ops.leafward.image_norm_backward(x, *others, dh, dz)
     return dx, None, dw, db, None
 
 
@@ -257,7 +288,9 @@ image_norm.register_autograd(_norm_gradient, setup_context=_norm_setup)
 
 
 @operator
-def scaled_add(x: Tensor, y: Tensor, gamma: Tensor, keep: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+def scaled_add(
+    x: Tensor, y: Tensor, gamma: Tensor, keep: Tensor | None, eps: float, stead: Tensor | None
+) -> tuple[Tensor, Tensor]:
     x, y = x.contiguous(), y.contiguous()
     tiles, z = Tiles(x), torch.empty_like(x, dtype=torch.promote_types(x.dtype, gamma.dtype))
     (part,) = tiles.parts(x, 2)
@@ -268,7 +301,7 @@ def scaled_add(x: Tensor, y: Tensor, gamma: Tensor, keep: Tensor | None, eps: fl
 
 
 @scaled_add.register_fake
-def _(x, y, gamma, keep, eps):
+def _(x, y, gamma, keep, eps, stead):
     z = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, gamma.dtype))
     return z, x.new_empty(x.shape[0], 2, dtype=torch.float32)
 
@@ -290,14 +323,15 @@ def _(y, gamma, keep, dz):
 
 
 def _add_setup(ctx, inputs, output) -> None:
-    x, y, gamma, keep, _ = inputs
-    ctx.x_type = x.dtype
+    x, y, gamma, keep, _, stead = inputs
+    ctx.x_type, ctx.stead = x.dtype, stead is not None
     ctx.save_for_backward(y, gamma, keep)
 
 
 def _add_gradient(ctx, dz, _):
     dy, dgamma = torch.ops.leafward.scaled_add_backward(*ctx.saved_tensors, dz)
-    return dz.to(ctx.x_type), dy, dgamma, None, None
+    own, instead = (None, dz) if ctx.stead else (dz.to(ctx.x_type), None)
+    return own, dy, dgamma, None, None, instead
 
 
 scaled_add.register_autograd(_add_gradient, setup_context=_add_setup)

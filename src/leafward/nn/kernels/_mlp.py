@@ -171,7 +171,7 @@ def _given(x: Tensor, w1: Tensor, keep: Tensor | None) -> tuple[int, dict[str, i
     """Rows of x, and what both kernels are given beside tensors."""
     width, places = x.shape[-1], math.prod(x.shape[1:-1])
     rows = len(x) * places
-    sizes = {"WIDTH": width, "HIDDEN": len(w1), "CHUNK": _CHUNK, "num_warps": 4 if width < 128 else 8}
+    sizes = {"WIDTH": width, "HIDDEN": len(w1), "CHUNK": _CHUNK, "num_warps": 4}
     return rows, {"rows": rows, "places": places, "KEEP": keep is not None} | sizes
 
 
@@ -203,7 +203,9 @@ def normed_mlp_backward(
     dnormed, normed, g = (torch.empty_like(x, dtype=dtype) for _ in range(3))
     v, du = (x.new_empty(rows, len(w1), dtype=dtype) for _ in range(2))
     db1 = x.new_empty(*grid, len(w1), dtype=torch.float32)
-    wrap_triton(_backward)[grid](*tensors, dnormed, normed, g, v, du, db1, ROWS=_ROWS, **given)
+    # With less read ahead two programs of the widest fit a multiprocessor, which is a quarter faster.
+    ahead = {"num_stages": 2 if given["WIDTH"] > 64 else 3}
+    wrap_triton(_backward)[grid](*tensors, dnormed, normed, g, v, du, db1, ROWS=_ROWS, **given, **ahead)
     dx, dnorm_w, dnorm_b = norm_backward(x, moments, norm_w, dnormed, dz)
     normed, g = normed.flatten(0, -2), g.flatten(0, -2)
     dw1, s = (du.mT @ normed), (g.mT @ v).float()
