@@ -24,7 +24,7 @@ from leafward.nn import kernels
 
 SEQUENCES = {"_residual_norm", "_swiglu", "_head_lanes"}
 EXPERTS = {"_residual_norm", "_swiglu", "_latent_lanes", "_experts"}
-IMAGES = {"_image_norm", "_mlp", "_cluster_patches", "_cluster_windows"}
+IMAGES = {"_image_norm", "_mlp", "_cluster_patches", "_cluster_windows", "_cluster_pool"}
 
 
 class Loss(nn.Module):

@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 CHECKS = {
     "kernels_check": ("residual_norm", "swiglu", "head_lanes", "latent_lanes", "experts", "model"),
     "vision_kernels_check": ("image_norm", "beside", "scaled_add", "normed_mlp", "block", "edges", "model", "memory"),
-    "cluster_kernels_check": ("layers", "close_points", "far_points", "many_windows", "half", "compiled"),
+    "cluster_kernels_check": ("layers", "pooled", "close_points", "far_points", "many_windows", "half", "compiled"),
 }
 
 

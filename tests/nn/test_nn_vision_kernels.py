@@ -42,7 +42,7 @@ def test_blocks_go_by_kernels_on_a_cuda_device(monkeypatch, dtype, mlp):
         x = torch.randn(2, 8, 8, 32, dtype=dtype)
         out = layer(x, layer.mixer.layout(8, 8, x.device))
         assert (out.shape, out.dtype, out.device) == (x.shape, dtype, x.device)
-    always = {"image_moments", "image_norm", "cluster_patches", "cluster_windows", "scaled_add"}
+    always = {"image_moments", "image_norm", "cluster_pool", "cluster_patches", "cluster_windows", "scaled_add"}
     assert seen.names == always | ({"normed_mlp"} if mlp else set())
 
 

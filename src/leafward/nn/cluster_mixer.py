@@ -482,7 +482,9 @@ class ClusterMixer(nn.Module):
         fine, sums = kernels.cluster_patches(patch.embed(x), alpha, table, layout.side, self.centres)
         if window is None:
             return self._project(fine, sums, None, layout)
-        pooled, count = layout.pooled(x), math.prod(layout.grid)
+        few = self.global_centres**2 <= kernels.MOST_CENTRES
+        pooled = kernels.cluster_pool(x, layout.side, self.global_centres) if few else layout.pooled(x)
+        count = math.prod(layout.grid)
         if self._fits(count, self.global_centres, x):
             table = window.bias.table(layout.global_offsets)
             coarse = kernels.cluster_windows(window.embed(pooled), *window.similarity.scales(), table)

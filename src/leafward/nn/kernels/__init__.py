@@ -6,7 +6,7 @@
 The choices are "auto", where kernels take what lies on a CUDA device if Triton is installed, "triton", which also says
 so if it is not, and "torch". A kernel serves float32 and half types; under "triton" with TRITON_INTERPRET=1 also on the
 CPU. The layers ask `serve` and go on in plain torch where the answer is no. Each kernel is an operator of PyTorch with
-its own gradient, so a compiled graph keeps it whole; what they do not have is a second derivative.
+its own gradient, which a compiled graph launches as it does its own kernels; they have no second derivative.
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ from leafward.errors import UsageError, nearest, require
 CHOICES = ("auto", "triton", "torch")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether Triton runs in its interpreter, on the CPU: settled when the kernels are loaded."""
-_MODULES = ("residual_norm", "swiglu", "head_lanes", "latent_lanes", "experts", "image_norm", "mlp", "cluster")
+_MODULES = (
+    *("residual_norm", "swiglu", "head_lanes", "latent_lanes", "experts"),
+    *("image_norm", "mlp", "cluster", "cluster_pool"),
+)
 _SERVED = (torch.float32, torch.bfloat16, torch.float16)
-_MOST_TOKENS = 256  # of a tile, which is one program's work
+MOST_CENTRES = 16  # of a tile, which is one program's work
+_MOST_TOKENS = 256
 _choice = "auto"
 _loaded = False
 
@@ -139,9 +143,7 @@ def image_moments(x: Tensor, eps: float) -> Tensor:
     return torch.ops.leafward.image_moments(x, eps)
 
 
-def image_norm(
-    x: Tensor, moments: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def image_norm(x: Tensor, moments: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """x normed by its own `moments`, then w · + b, in `dtype`, and what `scaled_add` takes to stand for x:
     (B, ..., C), (B, 2), (C,), (C,) -> (B, ..., C), (B, ..., C).
 
@@ -205,7 +207,7 @@ def latent_lanes(
 def cluster_fits(tokens: int, centres: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether the kernels of the cluster mixer hold windows of so many tokens and centres, or so many windows and
     global centres."""
-    return centres <= 16 and head_dim <= 64 and tokens <= _most_tokens(head_dim, dtype.itemsize, device)
+    return centres <= MOST_CENTRES and head_dim <= 64 and tokens <= _most_tokens(head_dim, dtype.itemsize, device)
 
 
 @torch.compiler.assume_constant_result
@@ -218,6 +220,12 @@ def _most_tokens(head_dim: int, itemsize: int, device: torch.device) -> int:
     channels = max(16, 1 << (head_dim - 1).bit_length())
     room = _shared_memory(device) // (7 * itemsize * (channels + 16))
     return min(_MOST_TOKENS, 1 << room.bit_length() - 1)
+
+
+def cluster_pool(x: Tensor, side: tuple[int, int], centres: int) -> Tensor:
+    """Means over windows of p × q tokens and over the regions of k × k global centres, k² ≤ MOST_CENTRES, of a map
+    without padding: (B, H, W, C) -> (B, G + k², C)."""
+    return torch.ops.leafward.cluster_pool(x, *side, centres)
 
 
 def cluster_patches(

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from leafward.nn.kernels._launch import operator, single, tile, wrap_triton
 
-
 _STRIP = {"BLOCK": 64, "ROWS": 32, "STEPS": 4, "num_warps": 4}
 """Channels, places at a time, times and warps of a program that sums over places."""
 
@@ -111,8 +110,8 @@ def _sums(
     x_ptr, moments_ptr, w_ptr, dh_ptr, part_ptr, dw_ptr, db_ptr, places, strips,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What a strip of BLOCK channels adds to Σ ∂h w and Σ ∂h w x̂ of its image, and to the gradients of w and b. Rows are
-    summed at the end only, because warps wait for each other there."""
+    """What a strip of BLOCK channels adds to Σ ∂h w and Σ ∂h w x̂ of its image, and to the gradients of w and b. Rows
+    are summed at the end only, because warps wait for each other there."""
     blocks: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
     strip = (tl.program_id(0) // blocks).to(tl.int64)
     image, lane = strip // strips, tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
