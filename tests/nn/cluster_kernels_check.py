@@ -5,6 +5,8 @@ TRITON_INTERPRET=1 python cluster_kernels_check.py cpu
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import timm
 import torch
@@ -147,19 +149,52 @@ def far_points() -> None:
 
 def many_windows() -> None:
     """More windows than a kernel holds, as a large image has: the patches go by kernels all the same."""
-    module, most = mixer(1), kernels._MOST_TOKENS
+    module = mixer(1)
     x = torch.randn(2, 24, 16, 20, device=DEVICE)  # 24 windows of 16 tokens
     seed = torch.randn_like(x)
     kernels.use("triton")
     whole, before = results(module, x, seed), served()
-    kernels._MOST_TOKENS = 16
-    try:
+    with at_most(16):
         parted = results(module, x, seed)
-    finally:
-        kernels._MOST_TOKENS = most
     assert served() == before + 1
     for one, two in zip(parted, whole, strict=True):
         assert error(one, two.double()) < 1e-4, error(one, two.double())
+
+
+@contextmanager
+def at_most(tokens: int) -> Iterator[None]:
+    """As if a kernel held no more tokens at once."""
+    most, kernels._MOST_TOKENS = kernels._MOST_TOKENS, tokens
+    try:
+        yield
+    finally:
+        kernels._MOST_TOKENS = most
+
+
+def parts() -> None:
+    """Large windows tile after tile without gradients; with gradients in plain torch."""
+    for windows, centres, size, width in (
+        (Windows(count=2), 4, (24, 28), 20),  # 168 tokens, in two tiles of which the second is not full
+        (Windows(count=1), 3, (17, 16), 8),
+    ):
+        for geometry in ("lorentz", "euclidean"):
+            module = ClusterMixer(width, 2, 6, windows, centres, 4, geometry).to(DEVICE)
+            x = torch.randn(2, *size, width, device=DEVICE)
+            layout = module.layout(*size, x.device)
+            kernels.use("triton")
+            before = served()
+            with at_most(64), torch.no_grad():
+                ours = module(x, layout)
+            assert served() == before + 1
+            kernels.use("torch")
+            exact = module.double()(x.double(), layout)
+            assert error(ours, exact) < 2e-5, (windows, geometry, error(ours, exact))
+    module, x = mixer(2).requires_grad_(), torch.randn(1, 14, 14, 20, device=DEVICE)
+    kernels.use("triton")
+    before = served()
+    with at_most(16):
+        results(module, x, torch.ones_like(x))
+    assert served() == before
 
 
 def half() -> None:
@@ -241,6 +276,7 @@ if __name__ == "__main__":
         close_points,
         far_points,
         many_windows,
+        parts,
         half,
         compiled,
         *((model,) if DEVICE == "cuda" else ()),

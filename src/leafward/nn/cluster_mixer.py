@@ -468,10 +468,11 @@ class ClusterMixer(nn.Module):
         curved = isinstance(self.patch_level.similarity, LorentzSimilarity)
         if curved or layout.places is not None or not kernels.serve(x):
             return False
-        return self._fits(math.prod(layout.side), self.centres, x)
+        return self._fits(math.prod(layout.side), self.centres, x, torch.is_grad_enabled())
 
-    def _fits(self, tokens: int, centres: int, x: Tensor) -> bool:
-        return kernels.cluster_fits(tokens, centres**2, self.patch_level.head_dim, working_dtype(x), x.device)
+    def _fits(self, tokens: int, centres: int, x: Tensor, back: bool = True) -> bool:
+        width = self.patch_level.head_dim
+        return kernels.cluster_fits(tokens, centres**2, width, working_dtype(x), x.device, back)
 
     def _mix_by_kernels(self, x: Tensor, layout: Layout) -> Tensor:
         """The output of `mix`, from the map as it lies, without padding."""
@@ -482,9 +483,8 @@ class ClusterMixer(nn.Module):
         fine, sums = kernels.cluster_patches(patch.embed(x), alpha, table, layout.side, self.centres)
         if window is None:
             return self._project(fine, sums, None, layout)
-        few = self.global_centres**2 <= kernels.MOST_CENTRES
+        count, few = math.prod(layout.grid), kernels.pool_fits(math.prod(layout.side), self.global_centres**2)
         pooled = kernels.cluster_pool(x, layout.side, self.global_centres) if few else layout.pooled(x)
-        count = math.prod(layout.grid)
         if self._fits(count, self.global_centres, x):
             table = window.bias.table(layout.global_offsets)
             coarse = kernels.cluster_windows(window.embed(pooled), *window.similarity.scales(), table)

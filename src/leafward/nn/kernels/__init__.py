@@ -204,15 +204,19 @@ def latent_lanes(
     return q, k, v
 
 
-def cluster_fits(tokens: int, centres: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the kernels of the cluster mixer hold windows of so many tokens and centres, or so many windows and
-    global centres."""
-    return centres <= MOST_CENTRES and head_dim <= 64 and tokens <= _most_tokens(head_dim, dtype.itemsize, device)
+def cluster_fits(
+    tokens: int, centres: int, head_dim: int, dtype: torch.dtype, device: torch.device, back: bool = True
+) -> bool:
+    """Whether the kernels of the cluster mixer take windows of so many tokens and centres, or so many windows and
+    global centres; `cluster_patches` without a way `back` takes any number of tokens."""
+    if centres > MOST_CENTRES or head_dim > 64:
+        return False
+    return not back or tokens <= most_tokens(head_dim, dtype.itemsize, device)
 
 
 @torch.compiler.assume_constant_result
-def _most_tokens(head_dim: int, itemsize: int, device: torch.device) -> int:
-    """Of a window, that fit the shared memory of a multiprocessor: a power of two.
+def most_tokens(head_dim: int, itemsize: int, device: torch.device) -> int:
+    """Of a window, that fit the shared memory of a multiprocessor at once: a power of two.
 
     The way back of `cluster_patches`, which needs the most, takes 5.2 to 6.9 times tokens · (channels + centres), by
     the compiler for compute capability 9.0.
@@ -222,9 +226,14 @@ def _most_tokens(head_dim: int, itemsize: int, device: torch.device) -> int:
     return min(_MOST_TOKENS, 1 << room.bit_length() - 1)
 
 
+def pool_fits(tokens: int, centres: int) -> bool:
+    """Whether `cluster_pool` takes windows of so many tokens and so many global centres."""
+    return tokens <= _MOST_TOKENS and centres <= MOST_CENTRES
+
+
 def cluster_pool(x: Tensor, side: tuple[int, int], centres: int) -> Tensor:
-    """Means over windows of p × q tokens and over the regions of k × k global centres, k² ≤ MOST_CENTRES, of a map
-    without padding: (B, H, W, C) -> (B, G + k², C)."""
+    """Means over windows of p × q tokens and over the regions of k × k global centres, of a map without padding:
+    (B, H, W, C) -> (B, G + k², C)."""
     return torch.ops.leafward.cluster_pool(x, *side, centres)
 
 

@@ -6,7 +6,9 @@ Per window and head, with features f and values v of the tokens, f_m and v_m the
 
 A program takes one head of a group of windows that fill a tile. It finds their tokens on the map by itself, so nothing
 is cut up before and put together after; beside out it writes Σ out and Σ out² over the channels of the head, from which
-the norm that follows has its mean and variance. The way back works everything out again from the embedded map.
+the norm that follows has its mean and variance. The way back works everything out again from the embedded map. A window
+with more tokens than a tile holds, as large images have, is read three times by its program: for the centres, for v'
+and for out. That has no way back.
 """
 
 # The kernels are written in Triton's language, which only looks like Python.
@@ -14,11 +16,14 @@ the norm that follows has its mean and variance. The way back works everything o
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from leafward.nn.kernels import most_tokens
 from leafward.nn.kernels._cluster_common import (
     SQUARE_FLOOR,
     exchange_back,
@@ -33,14 +38,18 @@ from leafward.nn.kernels._launch import programs, wrap_triton
 
 TILE_TOKENS, TILE_CENTRES = 64, 16
 """Small windows go together as long as they fit this."""
+_PART = 128
+"""Tokens at a time of a window that does not fit a tile."""
 
 
 @triton.jit
 def _tokens(
-    group, windows, down, across, P: tl.constexpr, Q: tl.constexpr, WINDOWS: tl.constexpr, TALL: tl.constexpr
+    group, first, windows, down, across,
+    P: tl.constexpr, Q: tl.constexpr, WINDOWS: tl.constexpr, TALL: tl.constexpr,
 ):  # fmt: skip
-    """Tokens of a group of windows: index on the map, window in the group, row and column in it, whether it exists."""
-    token = tl.arange(0, TALL)
+    """Tokens of a group of windows from the `first` on: index on the map, window in the group, row and column in it,
+    whether it exists."""
+    token = first + tl.arange(0, TALL)
     which, place = token // (P * Q), token % (P * Q)
     if WINDOWS == 1:  # then the divisions below are one for all and not one for each token
         window, exists = group, which == 0
@@ -58,28 +67,59 @@ def _pairs(
     which, row, column, exists, P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr
 ):  # fmt: skip
     """Of tokens and centres (TALL, WIDE): same window, membership as zeros and ones, where the bias stands in a table
-    (K, P, K, Q); and the number of tokens of each centre."""
-    centre = tl.arange(0, WIDE)
-    home, i, j = centre // (K * K), centre % (K * K) // K, centre % K
+    (K, P, K, Q)."""
+    home, i, j, top, bottom, left, right = _regions(P, Q, K, WIDE)
     together = exists[:, None] & (which[:, None] == home[None, :])
-    top, bottom = i * P // K, ((i + 1) * P + K - 1) // K
-    left, right = j * Q // K, ((j + 1) * Q + K - 1) // K
     inside = (row[:, None] >= top[None, :]) & (row[:, None] < bottom[None, :])
     inside &= (column[:, None] >= left[None, :]) & (column[:, None] < right[None, :])
     at = ((i[None, :] * P + row[:, None]) * K + j[None, :]) * Q + column[:, None]
-    return together, (inside & together).to(tl.float32), at, ((bottom - top) * (right - left)).to(tl.float32)
+    return together, (inside & together).to(tl.float32), at
 
 
 @triton.jit
-def _assigned(f, members, count, alpha, bias, together, dtype: tl.constexpr):
-    """Assignments; inverse lengths of tokens and centres; directions of centres; f · direction."""
-    centres = product(tl.trans(members), f, dtype) / count[:, None]
+def _regions(P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr):
+    """Of centres (WIDE,): window in the group, place among those of the window, where their tokens begin and end."""
+    centre = tl.arange(0, WIDE)
+    i, j = centre % (K * K) // K, centre % K
+    top, bottom = i * P // K, ((i + 1) * P + K - 1) // K
+    return centre // (K * K), i, j, top, bottom, j * Q // K, ((j + 1) * Q + K - 1) // K
+
+
+@triton.jit
+def _count(P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr):
+    """Tokens of each centre (WIDE,)."""
+    _, _, _, top, bottom, left, right = _regions(P, Q, K, WIDE)
+    return ((bottom - top) * (right - left)).to(tl.float32)
+
+
+@triton.jit
+def _directions(centres):
+    """Of centres, and their inverse lengths."""
+    rate = tl.rsqrt(tl.sum(centres * centres, axis=1) + SQUARE_FLOOR)
+    return centres * rate[:, None], rate
+
+
+@triton.jit
+def _assigned(f, direction, alpha, bias, together, dtype: tl.constexpr):
+    """Assignments, inverse lengths of tokens, f · direction."""
     wide = f.to(tl.float32)
     rate = tl.rsqrt(tl.sum(wide * wide, axis=1) + SQUARE_FLOOR)
-    centre_rate = tl.rsqrt(tl.sum(centres * centres, axis=1) + SQUARE_FLOOR)
-    direction = centres * centre_rate[:, None]
     raw = product(f, tl.trans(direction), dtype)
-    return shares(raw * (rate * alpha)[:, None] + bias, together), rate, centre_rate, direction, raw
+    return shares(raw * (rate * alpha)[:, None] + bias, together), rate, raw
+
+
+@triton.jit
+def _write(
+    out_ptr, sums_ptr, out, token, exists, tokens, head,
+    HEADS: tl.constexpr, D: tl.constexpr, DEEP: tl.constexpr,
+):  # fmt: skip
+    """What tokens get, and its sums for the norm."""
+    out = out.to(out_ptr.dtype.element_ty)
+    write_rows(out_ptr, token * (HEADS * D) + head * D, exists, out, D, DEEP)
+    out = out.to(tl.float32)
+    place = head * tl.cast(tokens, tl.int64) + token
+    tl.store(sums_ptr + place, tl.sum(out, axis=1), mask=exists)
+    tl.store(sums_ptr + HEADS * tl.cast(tokens, tl.int64) + place, tl.sum(out * out, axis=1), mask=exists)
 
 
 @triton.jit
@@ -91,21 +131,56 @@ def _forward(
     # Heads of one group follow each other, so that they share what the cache fetched.
     head, group = tl.program_id(0) % HEADS, tl.program_id(0) // HEADS
     dtype = e_ptr.dtype.element_ty
-    token, which, row, column, exists = _tokens(group, windows, down, across, P, Q, WINDOWS, TALL)
-    together, members, at, count = _pairs(which, row, column, exists, P, Q, K, WIDE)
+    token, which, row, column, exists = _tokens(group, 0, windows, down, across, P, Q, WINDOWS, TALL)
+    together, members, at = _pairs(which, row, column, exists, P, Q, K, WIDE)
+    count = _count(P, Q, K, WIDE)
     start = token * (2 * HEADS * D) + head * D
     f = rows_of(e_ptr, start, exists, D, DEEP)
     v = rows_of(e_ptr, start + HEADS * D, exists, D, DEEP)
     alpha = tl.load(alpha_ptr + head).to(tl.float32)
     bias = tl.load(bias_ptr + head * (K * P * K * Q) + at, mask=together, other=0.0).to(tl.float32)
-    a, _, _, _, _ = _assigned(f, members, count, alpha, bias, together, dtype)
+    direction, _ = _directions(product(tl.trans(members), f, dtype) / count[:, None])
+    a, _, _ = _assigned(f, direction, alpha, bias, together, dtype)
     middle, _ = gathered(a, v, product(tl.trans(members), v, dtype) / count[:, None], dtype)
-    out = product(a, middle, dtype).to(dtype)
-    write_rows(out_ptr, token * (HEADS * D) + head * D, exists, out, D, DEEP)
-    out = out.to(tl.float32)
-    place = head * tl.cast(tokens, tl.int64) + token
-    tl.store(sums_ptr + place, tl.sum(out, axis=1), mask=exists)
-    tl.store(sums_ptr + HEADS * tl.cast(tokens, tl.int64) + place, tl.sum(out * out, axis=1), mask=exists)
+    _write(out_ptr, sums_ptr, product(a, middle, dtype), token, exists, tokens, head, HEADS, D, DEEP)
+
+
+@triton.jit
+def _forward_parts(
+    e_ptr, alpha_ptr, bias_ptr, out_ptr, sums_ptr, windows, tokens, down, across,
+    P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, WINDOWS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
+    TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
+):  # fmt: skip
+    """One window, in tiles."""
+    head, window = tl.program_id(0) % HEADS, tl.program_id(0) // HEADS
+    dtype = e_ptr.dtype.element_ty
+    alpha = tl.load(alpha_ptr + head).to(tl.float32)
+    centres, values = tl.zeros((WIDE, DEEP), tl.float32), tl.zeros((WIDE, DEEP), tl.float32)
+    for first in range(0, P * Q, TALL):
+        token, which, row, column, exists = _tokens(window, first, windows, down, across, P, Q, WINDOWS, TALL)
+        _, members, _ = _pairs(which, row, column, exists, P, Q, K, WIDE)
+        start = token * (2 * HEADS * D) + head * D
+        centres += product(tl.trans(members), rows_of(e_ptr, start, exists, D, DEEP), dtype)
+        values += product(tl.trans(members), rows_of(e_ptr, start + HEADS * D, exists, D, DEEP), dtype)
+    count = _count(P, Q, K, WIDE)
+    direction, _rate = _directions(centres / count[:, None])
+    middle, total = values / count[:, None], tl.full((WIDE,), 1.0, tl.float32)
+    for first in range(0, P * Q, TALL):
+        token, which, row, column, exists = _tokens(window, first, windows, down, across, P, Q, WINDOWS, TALL)
+        together, _, at = _pairs(which, row, column, exists, P, Q, K, WIDE)
+        start = token * (2 * HEADS * D) + head * D
+        bias = tl.load(bias_ptr + head * (K * P * K * Q) + at, mask=together, other=0.0).to(tl.float32)
+        a, _, _ = _assigned(rows_of(e_ptr, start, exists, D, DEEP), direction, alpha, bias, together, dtype)
+        total += tl.sum(a, axis=0)
+        middle += product(tl.trans(a), rows_of(e_ptr, start + HEADS * D, exists, D, DEEP), dtype)
+    middle /= total[:, None]
+    for first in range(0, P * Q, TALL):
+        token, which, row, column, exists = _tokens(window, first, windows, down, across, P, Q, WINDOWS, TALL)
+        together, _, at = _pairs(which, row, column, exists, P, Q, K, WIDE)
+        bias = tl.load(bias_ptr + head * (K * P * K * Q) + at, mask=together, other=0.0).to(tl.float32)
+        f = rows_of(e_ptr, token * (2 * HEADS * D) + head * D, exists, D, DEEP)
+        a, _, _ = _assigned(f, direction, alpha, bias, together, dtype)
+        _write(out_ptr, sums_ptr, product(a, middle, dtype), token, exists, tokens, head, HEADS, D, DEEP)
 
 
 @triton.jit
@@ -121,13 +196,15 @@ def _backward(
     alpha = tl.load(alpha_ptr + head).to(tl.float32)
     dalpha, dbias = tl.zeros((TALL,), tl.float32), tl.zeros((TALL, WIDE), tl.float32)
     for group in range(first, groups, share):
-        token, which, row, column, exists = _tokens(group, windows, down, across, P, Q, WINDOWS, TALL)
-        together, members, at, count = _pairs(which, row, column, exists, P, Q, K, WIDE)
+        token, which, row, column, exists = _tokens(group, 0, windows, down, across, P, Q, WINDOWS, TALL)
+        together, members, at = _pairs(which, row, column, exists, P, Q, K, WIDE)
+        count = _count(P, Q, K, WIDE)
         start = token * (2 * HEADS * D) + head * D
         f = rows_of(e_ptr, start, exists, D, DEEP)
         v = rows_of(e_ptr, start + HEADS * D, exists, D, DEEP)
         bias = tl.load(bias_ptr + head * (K * P * K * Q) + at, mask=together, other=0.0).to(tl.float32)
-        a, rate, centre_rate, direction, raw = _assigned(f, members, count, alpha, bias, together, dtype)
+        direction, centre_rate = _directions(product(tl.trans(members), f, dtype) / count[:, None])
+        a, rate, raw = _assigned(f, direction, alpha, bias, together, dtype)
         middle, total = gathered(a, v, product(tl.trans(members), v, dtype) / count[:, None], dtype)
         dout = rows_of(dout_ptr, token * (HEADS * D) + head * D, exists, D, DEEP).to(tl.float32)
         dsum = tl.load(dsums_ptr + token, mask=exists, other=0.0).to(tl.float32)
@@ -150,7 +227,7 @@ def _backward(
         write_rows(de_ptr, start, exists, df, D, DEEP)
     which = tl.arange(0, TALL) // (P * Q)
     row, column = tl.arange(0, TALL) % (P * Q) // Q, tl.arange(0, TALL) % Q
-    together, _, at, _ = _pairs(which, row, column, which < WINDOWS, P, Q, K, WIDE)
+    together, _, at = _pairs(which, row, column, which < WINDOWS, P, Q, K, WIDE)
     part = (tl.program_id(0) * WINDOWS + which[:, None]) * (K * P * K * Q)
     tl.store(dbias_ptr + part + at, dbias, mask=together)
     tl.store(dalpha_ptr + tl.program_id(0), tl.sum(dalpha, axis=0))
@@ -175,10 +252,14 @@ def patches_forward(
     fixed, given = _sizes(e, alpha.numel(), side, centres)
     out = e.new_empty(*e.shape[:-1], e.shape[-1] // 2)
     sums = e.new_empty(2, fixed["HEADS"], *e.shape[:-1], dtype=torch.float32)
-    groups = triton.cdiv(given["windows"], fixed["WINDOWS"])
-    # Here a warp holds four times as much as on the way back: two fifths of the instructions are saved.
-    fixed["num_warps"] = max(1, fixed["num_warps"] // 4)
-    wrap_triton(_forward)[(groups * fixed["HEADS"],)](e, alpha, bias, out, sums, **given, **fixed)
+    if math.prod(side) > most_tokens(fixed["D"], e.element_size(), e.device):
+        fixed |= tile_sizes(_PART, centres**2, fixed["D"])
+        wrap_triton(_forward_parts)[(given["windows"] * fixed["HEADS"],)](e, alpha, bias, out, sums, **given, **fixed)
+    else:
+        # Here a warp holds four times as much as on the way back: two fifths of the instructions are saved.
+        fixed["num_warps"] = max(1, fixed["num_warps"] // 4)
+        groups = triton.cdiv(given["windows"], fixed["WINDOWS"])
+        wrap_triton(_forward)[(groups * fixed["HEADS"],)](e, alpha, bias, out, sums, **given, **fixed)
     return out, sums.sum(dim=1)
 
 
