@@ -204,7 +204,7 @@ def test_evaluation_of_a_run_and_of_a_model(finished, data, tmp_path):
         evaluate(out / "model")
     with pytest.raises(UsageError, match="neither the directory of a finished run nor a folder with a model"):
         evaluate(tmp_path)
-    with pytest.raises(DataError, match=r"missing.txt does not exist"):
+    with pytest.raises(DataError, match=r"missing.txt does not exist; allowed"):
         evaluate(out, data=tmp_path / "missing.txt")
 
 

@@ -44,6 +44,16 @@ def write_rows(ptr, start, exists, rows, D: tl.constexpr, DEEP: tl.constexpr):
 
 
 @triton.jit
+def regions(height, width, K: tl.constexpr, WIDE: tl.constexpr):
+    """Of K² centres, over and over (WIDE,): where the rows and columns of their tokens begin and end, as `_regions` of
+    `leafward.nn.cluster_mixer` has it, and how many tokens those are."""
+    i, j = tl.arange(0, WIDE) % (K * K) // K, tl.arange(0, WIDE) % K
+    top, bottom = i * height // K, ((i + 1) * height + K - 1) // K
+    left, right = j * width // K, ((j + 1) * width + K - 1) // K
+    return top, bottom, left, right, ((bottom - top) * (right - left)).to(tl.float32)
+
+
+@triton.jit
 def shares(logits, together):
     """Softmax over the centres of every token (TALL, WIDE); a token without any gets nothing."""
     logits = tl.where(together, logits, -1e30)

@@ -29,6 +29,7 @@ from leafward.nn.kernels._cluster_common import (
     exchange_back,
     gathered,
     product,
+    regions,
     rows_of,
     shares,
     tile_sizes,
@@ -67,29 +68,15 @@ def _pairs(
     which, row, column, exists, P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr
 ):  # fmt: skip
     """Of tokens and centres (TALL, WIDE): same window, membership as zeros and ones, where the bias stands in a table
-    (K, P, K, Q)."""
-    home, i, j, top, bottom, left, right = _regions(P, Q, K, WIDE)
+    (K, P, K, Q); and the number of tokens of each centre."""
+    centre = tl.arange(0, WIDE)
+    home, i, j = centre // (K * K), centre % (K * K) // K, centre % K
+    top, bottom, left, right, count = regions(P, Q, K, WIDE)
     together = exists[:, None] & (which[:, None] == home[None, :])
     inside = (row[:, None] >= top[None, :]) & (row[:, None] < bottom[None, :])
     inside &= (column[:, None] >= left[None, :]) & (column[:, None] < right[None, :])
     at = ((i[None, :] * P + row[:, None]) * K + j[None, :]) * Q + column[:, None]
-    return together, (inside & together).to(tl.float32), at
-
-
-@triton.jit
-def _regions(P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr):
-    """Of centres (WIDE,): window in the group, place among those of the window, where their tokens begin and end."""
-    centre = tl.arange(0, WIDE)
-    i, j = centre % (K * K) // K, centre % K
-    top, bottom = i * P // K, ((i + 1) * P + K - 1) // K
-    return centre // (K * K), i, j, top, bottom, j * Q // K, ((j + 1) * Q + K - 1) // K
-
-
-@triton.jit
-def _count(P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr):
-    """Tokens of each centre (WIDE,)."""
-    _, _, _, top, bottom, left, right = _regions(P, Q, K, WIDE)
-    return ((bottom - top) * (right - left)).to(tl.float32)
+    return together, (inside & together).to(tl.float32), at, count
 
 
 @triton.jit
@@ -132,8 +119,7 @@ def _forward(
     head, group = tl.program_id(0) % HEADS, tl.program_id(0) // HEADS
     dtype = e_ptr.dtype.element_ty
     token, which, row, column, exists = _tokens(group, 0, windows, down, across, P, Q, WINDOWS, TALL)
-    together, members, at = _pairs(which, row, column, exists, P, Q, K, WIDE)
-    count = _count(P, Q, K, WIDE)
+    together, members, at, count = _pairs(which, row, column, exists, P, Q, K, WIDE)
     start = token * (2 * HEADS * D) + head * D
     f = rows_of(e_ptr, start, exists, D, DEEP)
     v = rows_of(e_ptr, start + HEADS * D, exists, D, DEEP)
@@ -158,28 +144,28 @@ def _forward_parts(
     centres, values = tl.zeros((WIDE, DEEP), tl.float32), tl.zeros((WIDE, DEEP), tl.float32)
     for first in range(0, P * Q, TALL):
         token, which, row, column, exists = _tokens(window, first, windows, down, across, P, Q, WINDOWS, TALL)
-        _, members, _ = _pairs(which, row, column, exists, P, Q, K, WIDE)
+        _together, members, _at, _same = _pairs(which, row, column, exists, P, Q, K, WIDE)
         start = token * (2 * HEADS * D) + head * D
         centres += product(tl.trans(members), rows_of(e_ptr, start, exists, D, DEEP), dtype)
         values += product(tl.trans(members), rows_of(e_ptr, start + HEADS * D, exists, D, DEEP), dtype)
-    count = _count(P, Q, K, WIDE)
+    _top, _bottom, _left, _right, count = regions(P, Q, K, WIDE)
     direction, _rate = _directions(centres / count[:, None])
     middle, total = values / count[:, None], tl.full((WIDE,), 1.0, tl.float32)
     for first in range(0, P * Q, TALL):
         token, which, row, column, exists = _tokens(window, first, windows, down, across, P, Q, WINDOWS, TALL)
-        together, _, at = _pairs(which, row, column, exists, P, Q, K, WIDE)
+        together, _members, at, _same = _pairs(which, row, column, exists, P, Q, K, WIDE)
         start = token * (2 * HEADS * D) + head * D
         bias = tl.load(bias_ptr + head * (K * P * K * Q) + at, mask=together, other=0.0).to(tl.float32)
-        a, _, _ = _assigned(rows_of(e_ptr, start, exists, D, DEEP), direction, alpha, bias, together, dtype)
+        a, _lengths, _raw = _assigned(rows_of(e_ptr, start, exists, D, DEEP), direction, alpha, bias, together, dtype)
         total += tl.sum(a, axis=0)
         middle += product(tl.trans(a), rows_of(e_ptr, start + HEADS * D, exists, D, DEEP), dtype)
     middle /= total[:, None]
     for first in range(0, P * Q, TALL):
         token, which, row, column, exists = _tokens(window, first, windows, down, across, P, Q, WINDOWS, TALL)
-        together, _, at = _pairs(which, row, column, exists, P, Q, K, WIDE)
+        together, _members, at, _same = _pairs(which, row, column, exists, P, Q, K, WIDE)
         bias = tl.load(bias_ptr + head * (K * P * K * Q) + at, mask=together, other=0.0).to(tl.float32)
         f = rows_of(e_ptr, token * (2 * HEADS * D) + head * D, exists, D, DEEP)
-        a, _, _ = _assigned(f, direction, alpha, bias, together, dtype)
+        a, _lengths, _raw = _assigned(f, direction, alpha, bias, together, dtype)
         _write(out_ptr, sums_ptr, product(a, middle, dtype), token, exists, tokens, head, HEADS, D, DEEP)
 
 
@@ -197,8 +183,7 @@ def _backward(
     dalpha, dbias = tl.zeros((TALL,), tl.float32), tl.zeros((TALL, WIDE), tl.float32)
     for group in range(first, groups, share):
         token, which, row, column, exists = _tokens(group, 0, windows, down, across, P, Q, WINDOWS, TALL)
-        together, members, at = _pairs(which, row, column, exists, P, Q, K, WIDE)
-        count = _count(P, Q, K, WIDE)
+        together, members, at, count = _pairs(which, row, column, exists, P, Q, K, WIDE)
         start = token * (2 * HEADS * D) + head * D
         f = rows_of(e_ptr, start, exists, D, DEEP)
         v = rows_of(e_ptr, start + HEADS * D, exists, D, DEEP)
@@ -227,7 +212,7 @@ def _backward(
         write_rows(de_ptr, start, exists, df, D, DEEP)
     which = tl.arange(0, TALL) // (P * Q)
     row, column = tl.arange(0, TALL) % (P * Q) // Q, tl.arange(0, TALL) % Q
-    together, _, at = _pairs(which, row, column, which < WINDOWS, P, Q, K, WIDE)
+    together, _, at, _ = _pairs(which, row, column, which < WINDOWS, P, Q, K, WIDE)
     part = (tl.program_id(0) * WINDOWS + which[:, None]) * (K * P * K * Q)
     tl.store(dbias_ptr + part + at, dbias, mask=together)
     tl.store(dalpha_ptr + tl.program_id(0), tl.sum(dalpha, axis=0))

@@ -1,8 +1,7 @@
 """Means over the windows of a map and over the regions of its global centres, in one pass over it, and back.
 
 A program goes over some groups of windows that fill a tile, and gives its part of the means of the centres. Both sums
-are products with zeros and ones, which are exact in every type. A region of a centre ends where the next begins, or one
-place later (`_regions` of `leafward.nn.cluster_mixer`).
+are products with zeros and ones, which are exact in every type.
 """
 
 # The kernels are written in Triton's language, which only looks like Python.
@@ -16,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from leafward.nn.kernels import MOST_CENTRES
-from leafward.nn.kernels._cluster_common import product
+from leafward.nn.kernels._cluster_common import product, regions
 from leafward.nn.kernels._launch import operator, wrap_triton
 
 _GROUPS = 8
@@ -30,28 +29,18 @@ def _members(
     group, down, across, P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, WINDOWS: tl.constexpr, TALL: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Places on the map of a group of windows (TALL,), which there are, and to which window of the group and to which
-    centre each belongs (WIDE, TALL)."""
+    """Places on the map of a group of windows (TALL,), which there are, to which window of the group and to which
+    centre each belongs (WIDE, TALL), and the number of places of each centre."""
     token, one = tl.arange(0, TALL), tl.arange(0, WIDE)[:, None]
     which, place = token // (P * Q), token % (P * Q)
     window = group * WINDOWS + which
     exists = (which < WINDOWS) & (window < down * across)
     row, column = window // across * P + place // Q, window % across * Q + place % Q
-    height, width = down * P, across * Q
-    i, j = one // K, one % K
-    inside = (row[None, :] >= i * height // K) & (row[None, :] < ((i + 1) * height + K - 1) // K)
-    inside &= (column[None, :] >= j * width // K) & (column[None, :] < ((j + 1) * width + K - 1) // K)
+    top, bottom, left, right, count = regions(down * P, across * Q, K, WIDE)
+    inside = (row[None, :] >= top[:, None]) & (row[None, :] < bottom[:, None])
+    inside &= (column[None, :] >= left[:, None]) & (column[None, :] < right[:, None])
     inside &= exists[None, :] & (one < K * K)
-    return row * width + column, exists, (which[None, :] == one) & exists[None, :], inside
-
-
-@triton.jit
-def _count(down, across, P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr):
-    """Places of each centre (WIDE,)."""
-    i, j = tl.arange(0, WIDE) // K, tl.arange(0, WIDE) % K
-    height, width = down * P, across * Q
-    tall = ((i + 1) * height + K - 1) // K - i * height // K
-    return (tall * (((j + 1) * width + K - 1) // K - j * width // K)).to(tl.float32)
+    return row * (across * Q) + column, exists, (which[None, :] == one) & exists[None, :], inside, count
 
 
 @triton.jit
@@ -75,7 +64,7 @@ def _forward(
     mean_ptr += image * (down * across) * WIDTH
     total = tl.zeros((WIDE, BLOCK), tl.float32)
     for group in range(first, tl.minimum(first + share, groups)):
-        place, exists, home, inside = _members(group, down, across, P, Q, K, WINDOWS, TALL, WIDE)
+        place, exists, home, inside, _same = _members(group, down, across, P, Q, K, WINDOWS, TALL, WIDE)
         mask = exists[:, None] & (lane < WIDTH)[None, :]
         x = tl.load(x_ptr + place[:, None] * WIDTH + lane[None, :], mask=mask, other=0.0)
         total += product(inside, x, dtype)
@@ -84,7 +73,8 @@ def _forward(
         mask = is_window[:, None] & (lane < WIDTH)[None, :]
         tl.store(mean_ptr + window[:, None] * WIDTH + lane[None, :], mean.to(dtype), mask=mask)
     centre = tl.arange(0, WIDE)
-    total /= _count(down, across, P, Q, K, WIDE)[:, None]
+    _top, _bottom, _left, _right, count = regions(down * P, across * Q, K, WIDE)
+    total /= count[:, None]
     mask = (centre < K * K)[:, None] & (lane < WIDTH)[None, :]
     tl.store(part_ptr + (part * (K * K) + centre)[:, None] * WIDTH + lane[None, :], total, mask=mask)
 
@@ -107,9 +97,9 @@ def _backward(
     of_windows = tl.load(at, mask=is_window[:, None] & real, other=0.0).to(tl.float32)
     at = dout_ptr + (down * across + centre)[:, None] * WIDTH + lane[None, :]
     of_centres = tl.load(at, mask=(centre < K * K)[:, None] & real, other=0.0).to(tl.float32)
-    place, exists, home, inside = _members(group, down, across, P, Q, K, WINDOWS, TALL, WIDE)
+    place, exists, home, inside, count = _members(group, down, across, P, Q, K, WINDOWS, TALL, WIDE)
     dx = product(tl.trans(home), of_windows / (P * Q), dtype)
-    dx += product(tl.trans(inside), of_centres / _count(down, across, P, Q, K, WIDE)[:, None], dtype)
+    dx += product(tl.trans(inside), of_centres / count[:, None], dtype)
     tl.store(dx_ptr + place[:, None] * WIDTH + lane[None, :], dx.to(dtype), mask=exists[:, None] & real)
 
 

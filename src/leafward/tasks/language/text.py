@@ -28,7 +28,7 @@ def find_files(path: str | Path) -> list[Path]:
     """
     path = Path(path)
     if not path.exists():
-        raise DataError(f"{path} does not exist")
+        raise DataError(f"the text data {path} does not exist; {_known()}")
     if path.is_file():
         if _kind(path) not in READERS:
             raise UsageError(f"{path} has the extension {path.suffix!r}; {_known()}")
