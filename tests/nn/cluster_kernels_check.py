@@ -95,14 +95,14 @@ def layers() -> None:
 def pooled() -> None:
     """Means of windows and of global regions, also where those overlap, and where a program has some windows only."""
     for windows, centres, size in (
-        (Windows(side=8), 4, (56, 64)),  # a window to a tile, eight to a program
+        (Windows(side=8), 4, (24, 32)),  # a window to a tile, six to a program
         (Windows(side=2), 3, (6, 22)),  # sixteen to a tile
         (Windows(count=2), 4, (14, 30)),
         (Windows(side=1), 4, (2, 3)),  # fewer tokens than centres: those of a token are many
     ):
         layout = Layout.of(*size, windows, 2, centres, torch.device(DEVICE))
         for dtype, bound in ((torch.float32, 1e-6), (HALVES[0], 1e-2)):
-            x = torch.randn(3, *size, 70, device=DEVICE).to(dtype).requires_grad_()
+            x = torch.randn(2, *size, 40, device=DEVICE).to(dtype).requires_grad_()
             ours, exact = kernels.cluster_pool(x, layout.side, centres), layout.pooled(x.double())
             assert (ours.dtype, ours.shape) == (dtype, exact.shape)
             seed = torch.randn_like(ours)
