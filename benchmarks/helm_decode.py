@@ -5,8 +5,9 @@
 
 A prompt fills a cache of the given context; then tokens are decoded greedily, one at a time, in bfloat16. On CUDA the
 layers are compiled and one step, from token to next token, is captured as a graph: no time goes into launches. Sides:
-d and mice with their twins; d-triton and mice-triton with our kernels. HELM-D's cache holds lanes that are ready for
-the product, HELM-MiCE's the latent point, the shared key and the times of keys and values.
+d and mice with their twins in plain torch, and with our kernels where -triton stands behind the name. HELM-D's cache
+holds lanes that are ready for the product, HELM-MiCE's the latent point, the shared key and the times of keys and
+values.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from _timing import graphed
 from leafward.models import HelmConfig, HelmForCausalLM
 from leafward.nn import Visible, kernels
 
-SIDES = ("d", "d-triton", "d-twin", "d64", "d64-twin", "mice", "mice-triton", "mice-twin")
+SIDES = ("d", "d-triton", "d-twin", "d64", "d64-twin", "mice", "mice-triton", "mice-twin", "mice-twin-triton")
 PAIRS = (
     *(("d", "d-twin"), ("d-triton", "d-twin"), ("d64", "d64-twin"), ("d", "d64-twin")),
-    *(("mice", "mice-twin"), ("mice-triton", "mice-twin")),
+    *(("mice", "mice-twin"), ("mice-triton", "mice-twin-triton"), ("mice-twin-triton", "mice-twin")),
 )
 
 
@@ -102,7 +103,7 @@ def measure(side: str, shape: str, batch: int, arguments: argparse.Namespace) ->
     torch.manual_seed(0)
     kernels.use("triton" if side.endswith("triton") else "torch")
     cuda, context, tokens = arguments.device == "cuda", arguments.context, arguments.tokens
-    geometry = "euclidean" if side.endswith("twin") else "lorentz"
+    geometry = "euclidean" if "twin" in side else "lorentz"
     with torch.device(arguments.device):
         model = helm(shape, geometry, side.startswith("mice"), "64" in side, context + tokens).eval().bfloat16()
     prompt = torch.randint(model.config.vocab_size, (batch, context), device=arguments.device)

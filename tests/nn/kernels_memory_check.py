@@ -1,4 +1,4 @@
-"""The shared memory that the vision kernels take, by the compiler for a device that need not be there, as a program.
+"""The shared memory that kernels take, by the compiler for a device that need not be there, as a program.
 
 python kernels_memory_check.py
 """
@@ -47,10 +47,31 @@ def mlps() -> None:
         assert max(TAKEN) <= 1024 * width, (width, TAKEN)
 
 
+def decoding() -> None:
+    """`decoding_fits` counts with `kernels.decoding_memory`."""
+    for heads, latent, rope, value, dtype in ((12, 256, 32, 60, torch.bfloat16), (2, 200, 64, 128, torch.float32)):
+        rows = heads * (16 + value)
+        column, weight, bias = (torch.zeros(rows, n, dtype=dtype) for n in (1, latent, 1))
+        query, point = (
+            torch.zeros(1, 1, heads * (16 + rope), dtype=dtype),
+            torch.zeros(1, 1, latent + rope, dtype=dtype),
+        )
+        t, table, one = torch.ones(1, 1, 1), (torch.ones(1, rope // 2), torch.ones(1, rope // 2)), torch.ones(1)
+        expansion, out = (weight, column, bias), (torch.zeros(512, heads * value, dtype=dtype), query[0, 0], bias)
+        TAKEN.clear()
+        asked = kernels.latent_ask(
+            (query, t, query.mT), (point, t, point.mT), point, expansion, table, one, heads, 16, 1e-6, 1.0
+        )
+        memory = torch.zeros(1, 1, 9, latent + rope, dtype=dtype), torch.zeros(1, 1, 9, 1 + 2 * heads, dtype=dtype)
+        kernels.latent_recall(asked[:2], memory, torch.zeros(1, dtype=torch.long), None, None, expansion, out, 16, 1.0)
+        assert len(TAKEN) == 4
+        assert max(TAKEN) <= kernels.decoding_memory(latent, rope, dtype), (latent, dtype, TAKEN)
+
+
 if __name__ == "__main__":
     pretend()
     JITFunction.run = compile_only
     kernels.use("triton")
-    for check in (clusters, mlps):
+    for check in (clusters, mlps, decoding):
         check()
         print(check.__name__, "ok", flush=True)

@@ -15,6 +15,7 @@ from leafward.nn import kernels
 HERE = Path(__file__).parent
 CHECKS = {
     "kernels_check": ("residual_norm", "swiglu", "head_lanes", "latent_lanes", "experts", "model"),
+    "decode_kernels_check": ("blended", "decoded", "served", "generated"),
     "vision_kernels_check": ("image_norm", "beside", "scaled_add", "normed_mlp", "block", "edges", "model", "memory"),
     "cluster_kernels_check": (
         "layers",
@@ -50,17 +51,18 @@ def test_kernels_equal_the_plain_forms(program, device):
 
 
 @pytest.mark.slow
-def test_vision_kernels_take_the_memory_that_is_counted_with():
+def test_kernels_take_the_memory_that_is_counted_with():
     """By the compiler, for a device that need not be there."""
     pytest.importorskip("triton")
-    assert printed("kernels_memory_check") == ["clusters ok", "mlps ok"]
+    assert printed("kernels_memory_check") == ["clusters ok", "mlps ok", "decoding ok"]
 
 
 @pytest.mark.slow
 def test_compiler_sees_through_the_operators():
     """It then launches the kernels from its own code; and none of their inputs is copied for fear of being written."""
     pytest.importorskip("triton")
-    names = ("helm-d-tiny", "helm-mice-tiny", "hcformer_nano", "hcformer_nano, large")
+    tokens = ("lorentz token", "euclidean token")
+    names = ("helm-d-tiny", "helm-mice-tiny", *tokens, "hcformer_nano", "hcformer_nano, large")
     assert printed("kernels_traced_check") == [f"{name} ok" for name in names]
 
 
@@ -113,6 +115,11 @@ def test_compiled_inference_does_without_kernels_of_rows(cuda_tensor, monkeypatc
             with torch.set_grad_enabled(gradients):
                 found.append(kernels.serve_rows(cuda_tensor))
     assert found == [True, True, False, True]
+
+
+def test_decoding_kernels_take_points_of_up_to_a_thousand_coordinates():
+    fits = [kernels.decoding_fits(n, 64, torch.bfloat16, torch.device("cpu")) for n in (1, 24, 256, 1024, 1025, 4096)]
+    assert fits == [True, True, True, True, False, False]
 
 
 WITHOUT_TRITON = """

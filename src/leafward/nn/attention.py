@@ -174,6 +174,8 @@ class LatentAttention(_Scored):
         """s (B,T,width), t (B,T,1): its time, where the caller has it. The store keeps `remembered`."""
         if self.space.curved and t is None:
             t = self.space.time(s)
+        if store is not None and self.fits_decoding(s, table, rule):
+            return self.decoded(s, t, table, rule, store)
         latent, latent_t, k_rope = self.compressed(s, t, table)
         if store is None and kernels.serve(s) and working_dtype(s).itemsize == 2 and self.fits_kernel:
             return self.leave(*self.kernel_lanes(s, t, latent, latent_t, k_rope, table), rule)
@@ -190,6 +192,24 @@ class LatentAttention(_Scored):
     def fits_kernel(self) -> bool:
         """Whether `leafward.nn.kernels.latent_lanes` takes this layer: it rotates whole pairs of lanes."""
         return self.space.curved and self.nope_width % 2 == 0
+
+    def fits_decoding(self, s: Tensor, table: Table, rule: Visible) -> bool:
+        """Whether the kernels of `decoded` take this: one token per sequence, without gradients."""
+        if s.shape[1] > 1 or not rule.causal or not kernels.serve_inference(s):
+            return False
+        pairs = self.rope_width % 2 == 0 and 2 * table[0].shape[-1] <= self.rope_width
+        return pairs and kernels.decoding_fits(self.latent, self.rope_width, working_dtype(s), s.device)
+
+    def decoded(self, s: Tensor, t: Tensor | None, table: Table, rule: Visible, store: Store) -> Tensor:
+        """One token per sequence (B,1,width) with the cache, by kernels: what `remembered` and `recalled` do."""
+        space, norm, expansion = self.space, self.latent_norm, _parameters(self.expand)
+        shape = self.heads, self.nope_width, norm.eps, space.c
+        queries, latents = _mapped(*self.asking(s, t)), _mapped(self.compress, s, t)
+        query, rank, *new = kernels.latent_ask(queries, latents, norm.weight, expansion, table, self.scale, *shape)
+        memory = store(*new)
+        seen = rule.places(1, memory[0].shape[2], s.device), rule.window, rule.documents
+        maps = expansion, _parameters(self.out), self.nope_width
+        return kernels.latent_recall((query, rank), memory, *seen, *maps, space.c)
 
     def kernel_lanes(
         self, s: Tensor, t: Tensor | None, latent: Tensor, latent_t: Tensor | None, k_rope: Tensor, table: Table
@@ -286,6 +306,16 @@ class LatentAttention(_Scored):
         column = None if expand.time_weight is None else expand.time_weight.unflatten(0, (self.heads, -1))
         bias = expand.bias.unflatten(0, (self.heads, 1, -1))[..., self.nope_width :]
         return expand.weight.unflatten(0, (self.heads, -1)), column, bias
+
+
+def _mapped(linear: Linear, s: Tensor, t: Tensor | None) -> kernels.Mapped:
+    """A linear map but for its term of time."""
+    return F.linear(s, linear.weight, linear.bias), t, linear.time_weight
+
+
+def _parameters(linear: Linear) -> tuple[Tensor, Tensor | None, Tensor]:
+    assert linear.bias is not None
+    return linear.weight, linear.time_weight, linear.bias
 
 
 def _summands(linear: Linear, s: Tensor, t: Tensor | None) -> kernels.Summands:

@@ -120,6 +120,10 @@ class Sorted:
     matmul: Matmul
 
 
+Given = tuple[Tensor, Tensor | None, Sorted]
+"""What a bank of experts is given: rows (M, n), their times (M, 1), and how they are sorted."""
+
+
 class ExpertBank(nn.Module):
     """SwiGLU networks side by side, expert e on the hyperboloid of curvature -c_e (docs/helm.md, eq. 15).
 
@@ -142,22 +146,36 @@ class ExpertBank(nn.Module):
         if self.curvature is None or t is None:
             gate, value = self.up(s, None, rows).chunk(2, dim=-1)
             return self.down(F.silu(gate) * value, None, rows)
-        curvature = self.curvature().to(wide(s).dtype)
-        over = torch.sqrt(self.space.c / curvature)
-        hidden, t = self._hidden(s, t, over, curvature, rows)
+        hidden, t, over = self._hidden(self.curvature, s, t, rows)
         return (self.down(hidden, t, rows) / over[rows.expert].unsqueeze(-1)).to(hidden.dtype)
 
-    def _hidden(self, s: Tensor, t: Tensor, over: Tensor, curvature: Tensor, rows: Sorted) -> tuple[Tensor, Tensor]:
-        """The hidden point (M, h) of each row and its time (M, 1). W ρ[t; s] + b = ρ (W [t; s] + b/ρ)."""
-        bias = self.up.bias.squeeze(1)
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Of curvatures."""
+        assert self.curvature is not None
+        return self.curvature.low, self.curvature.high
+
+    def parameters_of(self, linear: ExpertLinear) -> kernels.Bank:
+        """What kernels need of one of the two maps, on the hyperboloid."""
+        assert self.curvature is not None
+        assert linear.time_weight is not None
+        return self.curvature.theta, linear.time_weight.squeeze(1), linear.bias.squeeze(1)
+
+    def _hidden(self, curvatures: Curvatures, s: Tensor, t: Tensor, rows: Sorted) -> tuple[Tensor, Tensor, Tensor]:
+        """The hidden point (M, h) of each row, its time (M, 1), and the factors ρ of the ways over (E,).
+
+        W ρ[t; s] + b = ρ (W [t; s] + b/ρ).
+        """
+        curvature, bias = curvatures().to(wide(s).dtype), self.up.bias.squeeze(1)
+        over = torch.sqrt(self.space.c / curvature)
         if kernels.serve_rows(s) and self.up.time_weight is not None:
             p, w = self.up.product(s, rows), self.up.time_weight.squeeze(1)
-            return kernels.expert_swiglu(p, t, w, bias, over, curvature, rows.expert, rows.ends)
+            return *kernels.expert_swiglu(p, t, w, bias, over, curvature, rows.expert, rows.ends), over
         factor, c = (x[rows.expert].unsqueeze(-1) for x in (over, curvature))
         u = self.up(s, t, rows, bias / over.unsqueeze(-1))
         gate, value = (factor * u).to(u.dtype).chunk(2, dim=-1)  # not wider: autograd keeps them
         hidden = F.silu(gate) * value
-        return hidden, time_of_norm(norm(wide(hidden)), c)
+        return hidden, time_of_norm(norm(wide(hidden)), c), over
 
 
 class ExpertLinear(nn.Module):
@@ -221,41 +239,63 @@ class MiCE(nn.Module):
         if self.space.curved:
             t = (self.space.time(s) if t is None else t).flatten(0, 1)
         rows, share = s.flatten(0, 1), weights.flatten(0, 1)
-        routed, order, slot = self._routed(rows, t, chosen.flatten(0, 1))
-        everywhere = routed[:0] if self.shared is None else self._shared(self.shared, rows, t)
-        if self.space.curved and kernels.serve(routed):
-            out = kernels.expert_combine(routed, everywhere, slot, share, self.space.c)
+        order, slot, own = self._sorted(chosen.flatten(0, 1))
+        if t is not None and kernels.serve_inference(s):
+            out = self._blended(rows, t, order, slot, own, share)
         else:
-            out = self._combined(collect(routed, order, slot), everywhere.view(-1, *rows.shape).transpose(0, 1), share)
+            routed = spread(rows, order, slot), None if t is None else spread(t, order, slot), own
+            shared = None if self.shared is None else _copied(self.shared, rows, t)
+            out = self._combined(routed, shared, order, slot, share)
         return out.to(s.dtype).view_as(s), balance
 
-    def _combined(self, routed: Tensor, everywhere: Tensor, share: Tensor) -> Tensor:
-        """Points (N,k,n) with weights `share` (N,k) and (N,S,n) with weight one -> (N,n)."""
+    def _combined(self, routed: Given, shared: Given | None, order: Tensor, slot: Tensor, share: Tensor) -> Tensor:
+        """Rows (M,·) sorted by `order` (M,) into places `slot` (N,k), with weights `share` (N,k) -> (N,n)."""
+        points = self.routed(*routed)
+        everywhere = points[:0] if shared is None or self.shared is None else self.shared(*shared)
+        if self.space.curved and kernels.serve(points):
+            return kernels.expert_combine(points, everywhere, slot, share, self.space.c)
+        everywhere = everywhere.view(-1, len(share), points.shape[-1]).transpose(0, 1)
+        points = collect(points, order, slot)
         if not self.space.curved:
-            return (share.unsqueeze(-1) * routed).sum(dim=1) + everywhere.sum(dim=1)
+            return (share.unsqueeze(-1) * points).sum(dim=1) + everywhere.sum(dim=1)
         share = torch.cat([share, share.new_ones(everywhere.shape[:2])], dim=1)
-        return lorentz.centroid(torch.cat([routed, everywhere], dim=1), share, self.space.c)
+        return lorentz.centroid(torch.cat([points, everywhere], dim=1), share, self.space.c)
 
-    def _routed(self, s: Tensor, t: Tensor | None, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """s (N,n), t (N,1), chosen (N,k) -> rows (M,n) sorted by expert, what sorted them (M,), their places (N,k)."""
+    def _blended(self, s: Tensor, t: Tensor, order: Tensor, slot: Tensor, own: Sorted, share: Tensor) -> Tensor:
+        """`_combined` without gradients, by one kernel behind the first products and one behind the last."""
+        routed, shared, c = self.routed, self.shared, self.space.c
+        rows, _, each = (s[:0], None, own) if shared is None else _copied(shared, s, None)
+        up, down, bounds = routed.parameters_of(routed.up), routed.parameters_of(routed.down), routed.bounds
+        p = routed.up.product(spread(s, order, slot), own)
+        q, others, last = p[:0], up, down
+        if shared is not None:
+            others, last = shared.parameters_of(shared.up), shared.parameters_of(shared.down)
+            q = shared.up.product(rows, each)
+        p, t, q, u = kernels.expert_hidden(t, order, own.expert, (p, up), (q, others), bounds, c)
+        p = routed.down.product(p, own)
+        q = p[:0] if shared is None else shared.down.product(q, each)
+        return kernels.expert_blend(own.expert, slot, share, (p, t, down), (q, u, last), bounds, c)
+
+    def _sorted(self, chosen: Tensor) -> tuple[Tensor, Tensor, Sorted]:
+        """chosen (N,k) -> what sorts its M elements by expert (M,), where each ends up (N,k), and the sorted rows."""
         flat = chosen.flatten()
         order = flat.argsort(stable=True)
-        slot = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=s.device)).view_as(chosen)
+        places = torch.arange(len(order), device=order.device)
+        slot = torch.empty_like(order).scatter(0, order, places).view_as(chosen)
         expert = flat[order]
-        ends = torch.searchsorted(expert, torch.arange(self.gate.experts, device=s.device), right=True, out_int32=True)
-        times = None if t is None else spread(t, order, slot)
-        rows = Sorted(expert, ends, lambda x, w: grouped_matmul(x, w, ends))
-        return self.routed(spread(s, order, slot), times, rows), order, slot
+        every = torch.arange(self.gate.experts, device=order.device)
+        ends = torch.searchsorted(expert, every, right=True, out_int32=True)
+        return order, slot, Sorted(expert, ends, lambda x, w: grouped_matmul(x, w, ends))
 
-    @staticmethod
-    def _shared(bank: ExpertBank, s: Tensor, t: Tensor | None) -> Tensor:
-        """s (N,n), t (N,1) -> (S·N,n), expert by expert."""
-        count, tokens = bank.up.weight.shape[0], len(s)
-        each = torch.arange(count, device=s.device)
-        rows = Sorted(
-            each.repeat_interleave(tokens),
-            ((each + 1) * tokens).int(),
-            lambda x, w: torch.matmul(x.view(count, tokens, -1), w).flatten(0, 1),
-        )
-        times = None if t is None else t.expand(count, -1, -1).flatten(0, 1)
-        return bank(s.expand(count, -1, -1).flatten(0, 1), times, rows)
+
+def _copied(bank: ExpertBank, s: Tensor, t: Tensor | None) -> Given:
+    """s (N,n), t (N,1) for each of S experts: rows (S·N,n), expert by expert."""
+    count, tokens = bank.up.weight.shape[0], len(s)
+    each = torch.arange(count, device=s.device)
+    rows = Sorted(
+        each.repeat_interleave(tokens),
+        ((each + 1) * tokens).int(),
+        lambda x, w: torch.matmul(x.view(count, tokens, -1), w).flatten(0, 1),
+    )
+    times = None if t is None else t.expand(count, -1, -1).flatten(0, 1)
+    return s.expand(count, -1, -1).flatten(0, 1), times, rows

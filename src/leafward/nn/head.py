@@ -50,8 +50,13 @@ class Head(nn.Module):
             nn.init.constant_(self.log_scale, math.log(0.5))
 
     def forward(self, s: Tensor) -> Tensor:
-        features, matrix = self.lanes(s)
-        return wide(F.linear(features, matrix))
+        if self.time_weight is None:
+            return wide(F.linear(*self.lanes(s)))
+        # Without lanes for the time: they would be a copy of the whole matrix for every token that is decoded.
+        dtype = working_dtype(s)
+        x = s.to(dtype)
+        logits = wide(F.linear(x, self.weight.to(dtype)))
+        return torch.addcmul(logits, self.space.time(x).to(logits.dtype), self.time_weight.mT.to(logits.dtype))
 
     def loss(self, s: Tensor, targets: Tensor, ignore_index: int = IGNORED) -> Tensor:
         """Mean cross-entropy of s (..., width) against targets (...), by chunks; ignored targets do not count."""

@@ -25,7 +25,7 @@ CHOICES = ("auto", "triton", "torch")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether Triton runs in its interpreter, on the CPU: settled when the kernels are loaded."""
 _MODULES = (
-    *("residual_norm", "swiglu", "head_lanes", "latent_lanes", "experts"),
+    *("residual_norm", "swiglu", "head_lanes", "latent_lanes", "latent_decode", "experts"),
     *("image_norm", "mlp", "cluster", "cluster_pool"),
 )
 _SERVED = (torch.float32, torch.bfloat16, torch.float16)
@@ -74,6 +74,11 @@ def serve_rows(x: Tensor) -> bool:
     """`serve`, of the kernels that go row by row. A compiled graph without gradients does without them: its own kernels
     are as good there, and take in what stands before and behind, so that a token is decoded in fewer launches."""
     return serve(x) and (torch.is_grad_enabled() or not torch.compiler.is_compiling())
+
+
+def serve_inference(x: Tensor) -> bool:
+    """`serve`, of the kernels that have no way back."""
+    return serve(x) and not torch.is_grad_enabled()
 
 
 @torch.compiler.assume_constant_result
@@ -136,6 +141,42 @@ def expert_combine(routed: Tensor, everywhere: Tensor, slot: Tensor, share: Tens
     """Centroid of each token's points, `routed` (M, n) at rows `slot` (N, k) with weights `share` (N, k) and
     `everywhere` (S·N, n) with weight one -> (N, n)."""
     return torch.ops.leafward.expert_combine(routed, everywhere, slot, share, c)
+
+
+Bank = tuple[Tensor, Tensor, Tensor]
+"""One linear map of several experts: the θ (E,) of their curvatures, time columns w and biases b (E, n)."""
+
+
+def expert_hidden(
+    t: Tensor,
+    order: Tensor,
+    expert: Tensor,
+    routed: tuple[Tensor, Bank],
+    shared: tuple[Tensor, Bank],
+    bounds: tuple[float, float],
+    c: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`expert_swiglu` of products of routed rows (M, 2h), copies of tokens with times t (N, 1) that `order` (M,) sorted
+    by `expert` (M,), and of shared ones (S·N, 2h), expert by expert: h and its time of both. Curvatures lie within
+    `bounds`. No gradients."""
+    (p, own), (q, others) = routed, shared
+    return torch.ops.leafward.expert_hidden(t, order, expert, p, *own, q, *others, *bounds, c)
+
+
+def expert_blend(
+    expert: Tensor,
+    slot: Tensor,
+    share: Tensor,
+    routed: tuple[Tensor, Tensor, Bank],
+    shared: tuple[Tensor, Tensor, Bank],
+    bounds: tuple[float, float],
+    c: float,
+) -> Tensor:
+    """`expert_combine` of the points (p + t w_e + b_e)/ρ_e of rows with products p (M, n) and times t (M, 1): `routed`
+    ones by `expert` (M,), at `slot` (N, k) with weights `share` (N, k); `shared` ones with weight one -> (N, n). No
+    gradients."""
+    (p, t, own), (q, u, others) = routed, shared
+    return torch.ops.leafward.expert_blend(expert, slot, share, p, t, *own, q, u, *others, *bounds, c)
 
 
 def image_moments(x: Tensor, eps: float) -> Tensor:
@@ -202,6 +243,63 @@ def latent_lanes(
     lanes = torch.ops.leafward.latent_lanes(*queries, *latents, k_rope, *table, scale, heads, c)
     q, k, v = (x.transpose(1, 2) for x in lanes)
     return q, k, v
+
+
+Mapped = tuple[Tensor, Tensor | None, Tensor | None]
+"""A linear map but for the term of time: product with bias, time of the input, time column; none in flat space."""
+
+
+def decoding_keys(latent: int, dtype: torch.dtype) -> int:
+    """Keys that `latent_recall` holds at once: 32 KiB of latent points, 64 keys at most."""
+    return max(1, min(64, 2**15 // (dtype.itemsize << (latent - 1).bit_length())))
+
+
+def decoding_memory(latent: int, rope: int, dtype: torch.dtype) -> int:
+    """Bytes of shared memory that decoding needs at most: by the compiler for compute capability 9.0 two and a half
+    tiles of keys, and 64 KiB for what does not depend on their width."""
+    wide = sum(1 << (size - 1).bit_length() for size in (latent, rope))
+    return max(2**16, 3 * decoding_keys(latent, dtype) * wide * dtype.itemsize)
+
+
+def decoding_fits(latent: int, rope: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether `latent_ask` and `latent_recall` take points of so many coordinates: products are over 16 keys at least,
+    and a program has to hold them."""
+    return decoding_keys(latent, dtype) >= 16 and decoding_memory(latent, rope, dtype) <= _shared_memory(device)
+
+
+def latent_ask(
+    queries: Mapped,
+    latents: Mapped,
+    gain: Tensor,
+    expansion: tuple[Tensor, Tensor | None, Tensor],
+    table: tuple[Tensor, Tensor],
+    scale: Tensor,
+    heads: int,
+    nope: int,
+    eps: float,
+    c: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """One token per sequence, from the maps of queries (B,1,H(nope+rope)) and of latent points (B,1,latent+rope), with
+    the `gain` of their norm, and the `expansion` to keys and values (weight, time column, bias): what it asks of the
+    cache, (B,H,latent+rope) and (B,H,2), and leaves there, (B,1,1,latent+rope) and (B,1,1,1+2H). No gradients."""
+    at = *expansion, *table, scale, heads, nope, eps, c
+    return torch.ops.leafward.latent_ask(*queries, *latents, gain, *at)
+
+
+def latent_recall(
+    asked: tuple[Tensor, Tensor],
+    memory: tuple[Tensor, Tensor],
+    at: Tensor,
+    window: int | None,
+    documents: Tensor | None,
+    expansion: tuple[Tensor, Tensor | None, Tensor],
+    out: tuple[Tensor, Tensor | None, Tensor],
+    nope: int,
+    c: float,
+) -> Tensor:
+    """What the cache (B,1,S,·) answers to `latent_ask`ed queries that stand at `at` (1,), through the linear map `out`
+    of the heads (weight, time columns, bias): -> (B,1,width). No gradients."""
+    return torch.ops.leafward.latent_recall(*asked, *memory, at, window, documents, *expansion, *out, nope, c)
 
 
 def cluster_fits(

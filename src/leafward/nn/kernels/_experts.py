@@ -11,6 +11,9 @@ ones) and weights w_i: a = Σ w_i x_i, A_i = √(1 + c|x_i|²), T = Σ w_i A_i a
 positive terms only, as in `leafward.geometry.lorentz.centroid`. Back, with G the gradient of z and
 ∂q = −½ (G·z)/q: ∂x_i = w_i [G/√q + 2 ∂q c (x_i T/A_i − a)], ∂w_i = (G·x_i)/√q + 2 ∂q (A_i T − c x_i·a). Far out both
 brackets are small differences of large numbers along â; so the parts along â and across it are worked out apart.
+
+Without gradients `expert_hidden` does routed and shared experts at once, with c_e from its parameter, and
+`expert_blend` takes bare products in place of points and holds all of a token's: it is decoded in fewer launches.
 """
 
 # The kernels are written in Triton's language, which only looks like Python.
@@ -32,9 +35,8 @@ every row from the one behind it, they would be more bytes than the rows."""
 
 
 @triton.jit
-def _halves(p_ptr, t_ptr, w_ptr, expert, row, lane, mask, HIDDEN: tl.constexpr):
+def _halves(p_ptr, t, w_ptr, expert, row, lane, mask, HIDDEN: tl.constexpr):
     """u of one row, gate first, and its time columns."""
-    t = tl.load(t_ptr + row).to(tl.float32)
     own = expert * 2 * HIDDEN + lane
     at = row * 2 * HIDDEN + lane
     w_gate = tl.load(w_ptr + own, mask=mask, other=0.0).to(tl.float32)
@@ -53,19 +55,27 @@ def _brought_over(u_gate, u_value, b_ptr, over, expert, lane, mask, HIDDEN: tl.c
 
 
 @triton.jit
-def _swiglu(
-    p_ptr, t_ptr, w_ptr, b_ptr, over_ptr, c_ptr, expert_ptr, h_ptr, t_h_ptr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr
+def _hidden_row(
+    p_ptr, w_ptr, b_ptr, h_ptr, t_h_ptr, t, over, c, expert, row, HIDDEN: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    expert = tl.load(expert_ptr + row)
+    """Write h and its time."""
     lane = tl.arange(0, BLOCK)
     mask = lane < HIDDEN
-    over, c = tl.load(over_ptr + expert).to(tl.float32), tl.load(c_ptr + expert).to(tl.float32)
-    gate, value, _, _ = _halves(p_ptr, t_ptr, w_ptr, expert, row, lane, mask, HIDDEN)
+    gate, value, _, _ = _halves(p_ptr, t, w_ptr, expert, row, lane, mask, HIDDEN)
     gate, value = _brought_over(gate, value, b_ptr, over, expert, lane, mask, HIDDEN)
     h = gate * tl.sigmoid(gate) * value
     tl.store(h_ptr + row * HIDDEN + lane, h.to(h_ptr.dtype.element_ty), mask=mask)
     tl.store(t_h_ptr + row, tl.sqrt(1.0 / c + tl.sum(h * h, axis=0)))
+
+
+@triton.jit
+def _swiglu(
+    p_ptr, t_ptr, w_ptr, b_ptr, over_ptr, c_ptr, expert_ptr, h_ptr, t_h_ptr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    expert, t = tl.load(expert_ptr + row), tl.load(t_ptr + row).to(tl.float32)
+    over, c = tl.load(over_ptr + expert).to(tl.float32), tl.load(c_ptr + expert).to(tl.float32)
+    _hidden_row(p_ptr, w_ptr, b_ptr, h_ptr, t_h_ptr, t, over, c, expert, row, HIDDEN, BLOCK)
 
 
 @triton.jit
@@ -90,7 +100,8 @@ def _swiglu_back_row(
     lane = tl.arange(0, BLOCK)
     mask = lane < HIDDEN
     over, c = tl.load(over_ptr + expert).to(tl.float32), tl.load(c_ptr + expert).to(tl.float32)
-    u_gate, u_value, w_gate, w_value = _halves(p_ptr, t_ptr, w_ptr, expert, row, lane, mask, HIDDEN)
+    t = tl.load(t_ptr + row).to(tl.float32)
+    u_gate, u_value, w_gate, w_value = _halves(p_ptr, t, w_ptr, expert, row, lane, mask, HIDDEN)
     gate, value = _brought_over(u_gate, u_value, b_ptr, over, expert, lane, mask, HIDDEN)
     sigmoid = tl.sigmoid(gate)
     silu = gate * sigmoid
@@ -338,3 +349,141 @@ def _gradient_combine(ctx, dout):
 
 
 expert_combine.register_autograd(_gradient_combine, setup_context=_setup_combine)
+
+
+@triton.jit
+def _curvature(theta_ptr, expert, mask, low, high):
+    """c_e = low (high/low)^sigmoid(θ_e), as in `leafward.geometry.Curvature`."""
+    theta = tl.load(theta_ptr + expert, mask=mask, other=0.0).to(tl.float32)
+    return low * tl.exp(tl.log(high / low) * tl.sigmoid(theta))
+
+
+@triton.jit
+def _hidden(
+    t_ptr, order_ptr, expert_ptr, routed_ptr, theta_ptr, w_ptr, b_ptr, h_ptr, t_h_ptr,
+    shared_ptr, shared_theta_ptr, shared_w_ptr, shared_b_ptr, shared_h_ptr, shared_t_h_ptr, tokens, low, high, c,
+    K: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A row of a routed expert, or behind those one of a shared expert."""
+    c, low, high = single(c), single(low), single(high)
+    row = tl.program_id(0).to(tl.int64)
+    if row < tokens * K:
+        expert, token = tl.load(expert_ptr + row), tl.load(order_ptr + row) // K
+        own, t = _curvature(theta_ptr, expert, True, low, high), tl.load(t_ptr + token).to(tl.float32)
+        _hidden_row(
+            routed_ptr, w_ptr, b_ptr, h_ptr, t_h_ptr, t, tl.sqrt(c / own), own, expert, row, HIDDEN, BLOCK
+        )  # fmt: skip
+    else:
+        row -= tokens * K
+        expert, token = row // tokens, row % tokens
+        own, t = _curvature(shared_theta_ptr, expert, True, low, high), tl.load(t_ptr + token).to(tl.float32)
+        _hidden_row(
+            shared_ptr, shared_w_ptr, shared_b_ptr, shared_h_ptr, shared_t_h_ptr, t, tl.sqrt(c / own), own, expert, row,
+            HIDDEN, BLOCK,
+        )  # fmt: skip
+
+
+@operator
+def expert_hidden(
+    t: Tensor,
+    order: Tensor,
+    expert: Tensor,
+    routed: Tensor,
+    theta: Tensor,
+    w: Tensor,
+    b: Tensor,
+    shared: Tensor,
+    shared_theta: Tensor,
+    shared_w: Tensor,
+    shared_b: Tensor,
+    low: float,
+    high: float,
+    c: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    at = [x.contiguous() for x in (t, order, expert)]
+    own = [x.contiguous() for x in (routed, theta, w, b)]
+    others = [x.contiguous() for x in (shared, shared_theta, shared_w, shared_b)]
+    h, shared_h = _like_hidden(routed), _like_hidden(shared)
+    (block,), warps = tile(h[0].shape[-1])
+    sizes = {"K": len(order) // len(t), "HIDDEN": h[0].shape[-1], "BLOCK": block, "num_warps": warps}
+    grid = (len(routed) + len(shared),)
+    wrap_triton(_hidden)[grid](*at, *own, *h, *others, *shared_h, len(t), low, high, c, **sizes)
+    return *h, *shared_h
+
+
+@expert_hidden.register_fake
+def _(t, order, expert, routed, theta, w, b, shared, *others):
+    return *_like_hidden(routed), *_like_hidden(shared)
+
+
+@triton.jit
+def _blend(
+    expert_ptr, slot_ptr, share_ptr, routed_ptr, routed_t_ptr, theta_ptr, w_ptr, b_ptr,
+    shared_ptr, shared_t_ptr, shared_theta_ptr, shared_w_ptr, shared_b_ptr, out_ptr, tokens, low, high, c,
+    K: tl.constexpr, S: tl.constexpr, WIDTH: tl.constexpr, POINTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    c, low, high = single(c), single(low), single(high)
+    token, lane = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)[None, :]
+    index, mask = tl.arange(0, POINTS)[:, None], lane < WIDTH
+    chosen = index < K
+    row = tl.load(slot_ptr + token * K + index, mask=chosen, other=0)
+    weight = tl.load(share_ptr + token * K + index, mask=chosen, other=0.0).to(tl.float32)
+    expert = tl.load(expert_ptr + row, mask=chosen, other=0)
+    own = expert * WIDTH + lane
+    x = tl.load(routed_ptr + row * WIDTH + lane, mask=chosen & mask, other=0.0).to(tl.float32)
+    t = tl.load(routed_t_ptr + row, mask=chosen, other=0.0)
+    curvature = _curvature(theta_ptr, expert, chosen, low, high)
+    w = tl.load(w_ptr + own, mask=chosen & mask, other=0.0).to(tl.float32)
+    b = tl.load(b_ptr + own, mask=chosen & mask, other=0.0).to(tl.float32)
+    if S > 0:
+        shared = (index >= K) & (index < K + S)
+        row, own = (index - K) * tokens + token, (index - K) * WIDTH + lane
+        weight = tl.where(shared, 1.0, weight)
+        x += tl.load(shared_ptr + row * WIDTH + lane, mask=shared & mask, other=0.0).to(tl.float32)
+        t += tl.load(shared_t_ptr + row, mask=shared, other=0.0)
+        curvature = tl.where(shared, _curvature(shared_theta_ptr, index - K, shared, low, high), curvature)
+        w += tl.load(shared_w_ptr + own, mask=shared & mask, other=0.0).to(tl.float32)
+        b += tl.load(shared_b_ptr + own, mask=shared & mask, other=0.0).to(tl.float32)
+    x = tl.sqrt(curvature / c) * (x + t * w + b)
+    a = tl.sum(weight * x, axis=0)[None, :]
+    length = tl.sqrt(tl.sum(a * a, axis=1))[:, None]
+    r = tl.maximum(tl.sqrt(tl.sum(x * x, axis=1))[:, None], 1e-18)
+    astray = x - r * (a / tl.maximum(length, 1e-18))
+    bend = 0.5 * tl.sqrt(c) * tl.sum(astray * astray, axis=1)[:, None] / r
+    cosh = tl.sqrt(1.0 + c * r * r)
+    time = tl.sum(weight * cosh, axis=0)[None, :]
+    q = (time + tl.sqrt(c) * length) * tl.sum(weight * (1.0 / (cosh + tl.sqrt(c) * r) + bend), axis=0)[None, :]
+    tl.store(out_ptr + token * WIDTH + lane, (a / tl.sqrt(q)).to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@operator
+def expert_blend(
+    expert: Tensor,
+    slot: Tensor,
+    share: Tensor,
+    routed: Tensor,
+    routed_time: Tensor,
+    theta: Tensor,
+    w: Tensor,
+    b: Tensor,
+    shared: Tensor,
+    shared_time: Tensor,
+    shared_theta: Tensor,
+    shared_w: Tensor,
+    shared_b: Tensor,
+    low: float,
+    high: float,
+    c: float,
+) -> Tensor:
+    rows = [x.contiguous() for x in (expert, slot, share, routed, routed_time, theta, w, b)]
+    everywhere = [x.contiguous() for x in (shared, shared_time, shared_theta, shared_w, shared_b)]
+    out = _like_token(routed, share)
+    sizes = _shape(routed, shared, share)
+    sizes["POINTS"] = triton.next_power_of_2(sizes["K"] + sizes["S"])
+    wrap_triton(_blend)[(len(share),)](*rows, *everywhere, out, len(share), low, high, c, **sizes | {"num_warps": 4})
+    return out
+
+
+@expert_blend.register_fake
+def _(expert, slot, share, routed, *others):
+    return _like_token(routed, share)
