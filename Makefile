@@ -32,7 +32,7 @@ demo: $(STAMP)  ## set up, then run the main job on embedded data (offline)
 
 test: $(STAMP)  ## set up, then run the test suite
 	@echo "test: running pytest on two workers"
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 oldest:  ## the test suite with the oldest PyTorch that is supported, in an environment of its own
 	@$(MAKE) --no-print-directory test VENV=.venv-oldest PINS=constraints-oldest.txt

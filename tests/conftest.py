@@ -27,6 +27,12 @@ def shared_data() -> Path:
     return SHARED
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: workers take whole files, and a long one at the end would leave the others idle."""
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in long)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """How many bad inputs tests/fuzz gave to the package and saw refused, also where workers ran them."""
     passed = terminalreporter.stats.get("passed", [])
