@@ -9,7 +9,7 @@ import sys
 import torch
 from kernels_check import error, noted
 from torch import Tensor, nn
-from transformers import StaticCache
+from transformers import DynamicCache
 
 from leafward.models import HelmConfig, HelmForCausalLM
 from leafward.nn import HoPE, LatentAttention, MiCE, Space, Visible, kernels
@@ -56,9 +56,10 @@ def decode(layer: LatentAttention, s: Tensor, memory: tuple[Tensor, Tensor], rul
             old[:, :, rule.positions] = row
         return memory
 
-    positions = torch.full((len(s), 1), 7, device=DEVICE) + torch.arange(len(s), device=DEVICE)[:, None]
-    table = HoPE(turning).table(positions if turning > 2 else positions[0], s.dtype)
-    return layer(s, table, rule, store), kept
+    # Positions of each sequence, of all of them, or one row for all.
+    positions = torch.arange(7, 7 + len(s), device=DEVICE)[:, None]
+    given = {8: positions, 4: positions[:1], 2: positions[0]}[turning]
+    return layer(s, HoPE(turning).table(given, s.dtype), rule, store), kept
 
 
 def compared(layer: LatentAttention, s: Tensor, memory: tuple[Tensor, Tensor], rule: Visible, turning: int, dtypes):
@@ -77,8 +78,10 @@ def compared(layer: LatentAttention, s: Tensor, memory: tuple[Tensor, Tensor], r
 
 @torch.no_grad()
 def decoded() -> None:
-    batch, keys = 2, 150  # several parts, of several steps each
-    ids = torch.arange(keys, device=DEVICE) // torch.tensor([[60], [200]], device=DEVICE)
+    keys = 150  # several parts, of several steps each
+    ids = torch.arange(keys + 9, device=DEVICE) // torch.tensor(
+        [[60], [200]], device=DEVICE
+    )  # more than there are keys
     all_but_one = torch.tensor([keys - 1], device=DEVICE)
     rules = (
         {"window": 70},
@@ -87,6 +90,7 @@ def decoded() -> None:
         {"positions": all_but_one, "documents": ids, "window": 140},
     )
     for place, (width, heads, latent, nope, rope, value, query, turning) in enumerate(SHAPES):
+        batch = 17 if place == 1 else 2  # more than a program takes
         for space in (Space(c=0.37), Space("euclidean")):
             layer = stirred(LatentAttention(width, heads, latent, nope, rope, value, query_latent=query, space=space))
             s = torch.randn(batch, 1, width, device=DEVICE)
@@ -132,23 +136,27 @@ def generated() -> None:
         mask = torch.ones_like(prompt)
         mask[0, :3] = 0
         how = {"attention_mask": mask, "max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-        for options in ({}, {"num_beams": 2}, {"cache_implementation": "static", "disable_compile": True}):
+        for options in ({"num_beams": 2}, {"cache_implementation": "static", "disable_compile": True}):
             texts = []
             for which in ("torch", "triton"):
                 kernels.use(which)
                 texts.append(model.generate(prompt, **how, **options))
             assert torch.equal(*texts), (geometry, options)
-        with torch.no_grad():  # what stands in the cache, too
+        with torch.no_grad():  # from an empty cache on, with what stands in it
             caches = []
             for which in ("torch", "triton"):
                 kernels.use(which)
-                cache = StaticCache(config=model.config, max_cache_len=12)
-                model(prompt, past_key_values=cache, use_cache=True)
-                caches.append((model(prompt[:, :1], past_key_values=cache, use_cache=True).logits, cache))
+                cache = DynamicCache(config=model.config)
+                for token in prompt[:, :2].split(1, dim=1):
+                    logits = model(token, past_key_values=cache, use_cache=True).logits
+                with torch.autocast(DEVICE, torch.float16):
+                    half = model(prompt[:, 2:3], past_key_values=cache, use_cache=True).logits
+                caches.append((logits, half, cache))
         torch.testing.assert_close(caches[0][0], caches[1][0], rtol=1e-4, atol=1e-4)
-        for old, new in zip(caches[0][1].layers, caches[1][1].layers, strict=True):
-            torch.testing.assert_close(old.keys, new.keys, rtol=1e-4, atol=1e-4)
-            torch.testing.assert_close(old.values, new.values, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(caches[0][1], caches[1][1], rtol=2e-2, atol=2e-2)
+        for old, new in zip(caches[0][2].layers, caches[1][2].layers, strict=True):
+            torch.testing.assert_close(old.keys, new.keys, rtol=2e-2, atol=2e-2)
+            torch.testing.assert_close(old.values, new.values, rtol=2e-2, atol=2e-2)
 
 
 if __name__ == "__main__":

@@ -93,9 +93,9 @@ def latent_lanes() -> None:
             leaves += [1.0 + torch.rand(batch, length, 1, device=DEVICE), 0.3 * torch.randn(width, 1, device=DEVICE)]
         leaves += [torch.randn(batch, length, rope, device=DEVICE).to(half), torch.tensor([0.7], device=DEVICE)]
         positions = torch.arange(length, device=DEVICE)
-        table = HoPE(dim).table(
-            positions if dim == rope else positions + 3 * torch.arange(batch, device=DEVICE)[:, None]
-        )
+        rows = positions + 3 * torch.arange(batch, device=DEVICE)[:, None]
+        # Of all sequences, of each, and one row for all.
+        table = HoPE(dim).table({3: positions, 4: rows, 2: rows[:1]}[heads])
         kernels.use("triton")
         leaves = [x.requires_grad_() for x in leaves]
         ours = kernels.latent_lanes(tuple(leaves[:4]), tuple(leaves[4:8]), leaves[8], table, leaves[9], heads, c)

@@ -47,9 +47,16 @@ def mlps() -> None:
         assert max(TAKEN) <= 1024 * width, (width, TAKEN)
 
 
+SHAPES = (  # heads, latent, rope, value, type
+    (12, 256, 32, 60, torch.bfloat16),
+    (2, 200, 64, 128, torch.float32),
+    (16, 1024, 64, 16, torch.bfloat16),
+)
+
+
 def decoding() -> None:
     """`decoding_fits` counts with `kernels.decoding_memory`."""
-    for heads, latent, rope, value, dtype in ((12, 256, 32, 60, torch.bfloat16), (2, 200, 64, 128, torch.float32)):
+    for heads, latent, rope, value, dtype in SHAPES:
         rows = heads * (16 + value)
         column, weight, bias = (torch.zeros(rows, n, dtype=dtype) for n in (1, latent, 1))
         query, point = (

@@ -30,6 +30,7 @@ def test_linear_head_is_a_map_of_the_full_point():
     s = torch.randn(4, 3, 6, dtype=torch.float64)
     full = torch.cat([head.time_weight, head.weight], dim=-1)
     torch.testing.assert_close(head(s), lorentz.lift(s, 2.0) @ full.T)
+    torch.testing.assert_close(head(s[0, 0]), head(s)[0, 0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

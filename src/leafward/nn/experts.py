@@ -151,7 +151,7 @@ class ExpertBank(nn.Module):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Of curvatures."""
+        """Of the curvatures; shared and routed experts of a layer have the same."""
         assert self.curvature is not None
         return self.curvature.low, self.curvature.high
 
@@ -205,6 +205,11 @@ class ExpertLinear(nn.Module):
         dtype = working_dtype(s)
         return rows.matmul(s.to(dtype), self.weight.to(dtype))
 
+    def by_all(self, s: Tensor) -> Tensor:
+        """W_s s alone, of rows s (E, N, in) for every expert: -> (E·N, out)."""
+        dtype = working_dtype(s)
+        return torch.matmul(s.to(dtype), self.weight.to(dtype)).flatten(0, 1)
+
 
 class MiCE(nn.Module):
     """Mixture of curvature experts (B,T,n) -> (B,T,n) and the balance loss (see `Gate`); docs/helm.md, eq. 16.
@@ -240,7 +245,7 @@ class MiCE(nn.Module):
             t = (self.space.time(s) if t is None else t).flatten(0, 1)
         rows, share = s.flatten(0, 1), weights.flatten(0, 1)
         order, slot, own = self._sorted(chosen.flatten(0, 1))
-        if t is not None and kernels.serve_inference(s):
+        if t is not None and not self.training and kernels.serve_inference(s):
             out = self._blended(rows, t, order, slot, own, share)
         else:
             routed = spread(rows, order, slot), None if t is None else spread(t, order, slot), own
@@ -264,17 +269,15 @@ class MiCE(nn.Module):
     def _blended(self, s: Tensor, t: Tensor, order: Tensor, slot: Tensor, own: Sorted, share: Tensor) -> Tensor:
         """`_combined` without gradients, by one kernel behind the first products and one behind the last."""
         routed, shared, c = self.routed, self.shared, self.space.c
-        rows, _, each = (s[:0], None, own) if shared is None else _copied(shared, s, None)
-        up, down, bounds = routed.parameters_of(routed.up), routed.parameters_of(routed.down), routed.bounds
+        bank, bounds = shared or routed, routed.bounds
         p = routed.up.product(spread(s, order, slot), own)
-        q, others, last = p[:0], up, down
-        if shared is not None:
-            others, last = shared.parameters_of(shared.up), shared.parameters_of(shared.down)
-            q = shared.up.product(rows, each)
-        p, t, q, u = kernels.expert_hidden(t, order, own.expert, (p, up), (q, others), bounds, c)
+        q = p[:0] if shared is None else shared.up.by_all(s.expand(len(shared.up.weight), -1, -1))
+        first = (p, routed.parameters_of(routed.up)), (q, bank.parameters_of(bank.up))
+        p, t, q, u = kernels.expert_hidden(t, order, own.expert, *first, bounds, c)
         p = routed.down.product(p, own)
-        q = p[:0] if shared is None else shared.down.product(q, each)
-        return kernels.expert_blend(own.expert, slot, share, (p, t, down), (q, u, last), bounds, c)
+        q = p[:0] if shared is None else shared.down.by_all(q.unflatten(0, (-1, len(s))))
+        last = (p, t, routed.parameters_of(routed.down)), (q, u, bank.parameters_of(bank.down))
+        return kernels.expert_blend(own.expert, slot, share, *last, bounds, c)
 
     def _sorted(self, chosen: Tensor) -> tuple[Tensor, Tensor, Sorted]:
         """chosen (N,k) -> what sorts its M elements by expert (M,), where each ends up (N,k), and the sorted rows."""

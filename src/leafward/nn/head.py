@@ -56,7 +56,7 @@ class Head(nn.Module):
         dtype = working_dtype(s)
         x = s.to(dtype)
         logits = wide(F.linear(x, self.weight.to(dtype)))
-        return torch.addcmul(logits, self.space.time(x).to(logits.dtype), self.time_weight.mT.to(logits.dtype))
+        return logits.addcmul_(self.space.time(x).to(logits.dtype), self.time_weight.squeeze(-1).to(logits.dtype))
 
     def loss(self, s: Tensor, targets: Tensor, ignore_index: int = IGNORED) -> Tensor:
         """Mean cross-entropy of s (..., width) against targets (...), by chunks; ignored targets do not count."""

@@ -5,8 +5,9 @@
 
 The choices are "auto", where kernels take what lies on a CUDA device if Triton is installed, "triton", which also says
 so if it is not, and "torch". A kernel serves float32 and half types; under "triton" with TRITON_INTERPRET=1 also on the
-CPU. The layers ask `serve` and go on in plain torch where the answer is no. Each kernel is an operator of PyTorch with
-its own gradient, which a compiled graph launches as it does its own kernels; they have no second derivative.
+CPU. The layers ask `serve` and go on in plain torch where the answer is no. Each kernel is an operator of PyTorch that
+a compiled graph launches as it does its own kernels, with its own gradient or for inference alone; none has a second
+derivative.
 """
 
 from __future__ import annotations
@@ -255,10 +256,11 @@ def decoding_keys(latent: int, dtype: torch.dtype) -> int:
 
 
 def decoding_memory(latent: int, rope: int, dtype: torch.dtype) -> int:
-    """Bytes of shared memory that decoding needs at most: by the compiler for compute capability 9.0 two and a half
-    tiles of keys, and 64 KiB for what does not depend on their width."""
-    wide = sum(1 << (size - 1).bit_length() for size in (latent, rope))
-    return max(2**16, 3 * decoding_keys(latent, dtype) * wide * dtype.itemsize)
+    """Bytes of shared memory that decoding needs at most: by the compiler for compute capability 9.0 two tiles of keys,
+    three in float32, and one of queries; and 88 KiB for matrices, whose tiles do not depend on the width of points."""
+    wide = sum(1 << max(4, (size - 1).bit_length()) for size in (latent, rope))
+    rows = (3 if dtype.itemsize > 2 else 2) * decoding_keys(latent, dtype) + 16
+    return max(88 << 10, rows * wide * dtype.itemsize + (8 << 10))
 
 
 def decoding_fits(latent: int, rope: int, dtype: torch.dtype, device: torch.device) -> bool:

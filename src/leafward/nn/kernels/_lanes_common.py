@@ -26,8 +26,8 @@ def to_eights(width: int) -> int:
 
 
 def places(cos: Tensor, length: int) -> tuple[int, int]:
-    """Tokens in a sequence, and steps between the tables of two sequences."""
-    return length, cos.shape[-2] * cos.shape[-1] if cos.ndim == 3 else 0
+    """Tokens in a sequence, and steps between the tables of two sequences, which may share one."""
+    return length, cos.shape[-2] * cos.shape[-1] if cos.ndim == 3 and len(cos) > 1 else 0
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Latent attention of one new token per sequence to the cache, in three kernels for what lies between its products.
+"""Latent attention of one new token per sequence to the cache, from its first products on.
 
 `latent_ask` makes of the products of a token what is asked and what is kept, per head, with [k; v] = W [t_c; c] + b
 from the latent point c: the query W_kᵀq beside its rotated part, the numbers q·w and −t_q of its rank-one term, the
@@ -30,8 +30,8 @@ _ROWS = 16
 """Tokens or heads of a program: the least that a product takes."""
 _MOST_PARTS = 64
 """Of the keys of a sequence: what joins them holds all at once."""
-_TILE = 16384
-"""Numbers of a matrix that a program holds at once."""
+_TILE = 2**15
+"""Bytes of a matrix that a program holds at once."""
 
 
 @triton.jit
@@ -181,12 +181,14 @@ def _expanded_time(
     raw = _mapped(l_ptr, l_w_ptr, l_t, lane, here & (lane < LATENT), True)
     gained = raw * tl.load(gain_ptr + lane, mask=lane < LATENT, other=0.0).to(tl.float32)
     shrink = tl.rsqrt(_squared(raw) / LATENT + eps)
-    latent_t = tl.sqrt(1.0 / c + shrink * shrink * _squared(gained))
+    latent_t, later = tl.sqrt(1.0 / c + shrink * shrink * _squared(gained)), shrink
+    if half == tl.float16:  # has no room for points before they are normed
+        gained, later = gained * shrink, 1.0
     for start in range(0, width, ROWS):
         place, matrix = start + own, upcoming
         after = place + ROWS
         upcoming = tl.load(weight_ptr + after * LATENT + down, mask=(after < width) & (down < LATENT), other=0.0)
-        x = shrink * tl.dot(gained.to(half), matrix.to(half), input_precision=PRECISION)
+        x = later * tl.dot(gained.to(half), matrix.to(half), input_precision=PRECISION)
         x += latent_t * tl.load(column_ptr + place, mask=place < width, other=0.0).to(tl.float32)
         x += tl.load(bias_ptr + place, mask=place < width, other=0.0).to(tl.float32)
         squared += _squared(x)
@@ -216,7 +218,7 @@ def latent_ask(
     curved = column is not None
     queries, latents, gain, weight, bias = (x.contiguous() for x in (queries, latents, gain, weight, bias))
     cos, sin = cos.contiguous(), sin.contiguous()
-    query, rank, points, times = _asked(queries, latents, weight, heads, curved)
+    query, rank, points, times = _asked(queries, latents, heads, curved)
     # In flat space nothing reads or writes what stands in for a time.
     q_t, q_w, l_t, l_w, w = (
         gain if x is None else x.contiguous() for x in (query_time, query_column, latent_time, latent_column, column)
@@ -232,9 +234,10 @@ def latent_ask(
         "LATENT": latent,
     }
     wide = {f"WIDE_{name}": max(16, triton.next_power_of_2(sizes[name])) for name in ("NOPE", "ROPE", "LATENT")}
-    chunk = max(16, min(wide["WIDE_LATENT"], _TILE // wide["WIDE_NOPE"]))
-    rows = max(16, min(triton.next_power_of_2(max(nope, sizes["VALUE"])), _TILE // wide["WIDE_LATENT"]))
-    step = cos.shape[-1] if cos.ndim == 3 else 0
+    held = _TILE // points.dtype.itemsize
+    chunk = max(16, min(wide["WIDE_LATENT"], held // wide["WIDE_NOPE"]))
+    rows = max(16, min(triton.next_power_of_2(max(nope, sizes["VALUE"])), held // wide["WIDE_LATENT"]))
+    step = cos.shape[-1] if cos.ndim == 3 and len(cos) > 1 else 0
     wrap_triton(_ask)[(triton.cdiv(len(queries), _ROWS), heads, 4 if curved else 2)](
         queries, q_w, q_t, latents, l_w, l_t, gain, weight, w, bias, cos, sin, scale, query, rank, points, times,
         len(queries), step, eps, c, CHUNK=chunk, ROWS=rows, TOKENS=_ROWS, PRECISION=_precision(points.dtype),
@@ -248,9 +251,7 @@ def _precision(dtype: torch.dtype) -> str:
     return "ieee" if dtype == torch.float32 else "tf32"
 
 
-def _asked(
-    queries: Tensor, latents: Tensor, weight: Tensor, heads: int, curved: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _asked(queries: Tensor, latents: Tensor, heads: int, curved: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     batch, width = len(queries), latents.shape[-1]
     return (
         queries.new_empty(batch, heads, width),
@@ -265,20 +266,20 @@ def _(
     queries, query_time, query_column, latents, latent_time, latent_column, gain, weight, column, bias, cos, sin, scale,
     heads, nope, eps, c,
 ):  # fmt: skip
-    return _asked(queries, latents, weight, heads, column is not None)
+    return _asked(queries, latents, heads, column is not None)
 
 
 @triton.jit
 def _times(times_ptr, key, column, known, step, stop):
     """Columns of the times of each key: (KEYS, lanes)."""
     mask = (key < stop)[:, None] & known[None, :]
-    return tl.load(times_ptr + key[:, None] * step + column[None, :], mask=mask, other=0.0)
+    return tl.load(times_ptr + key[:, None].to(tl.int64) * step + column[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
 def _recall(
     query_ptr, rank_ptr, points_ptr, times_ptr, at_ptr, documents_ptr, sum_ptr, stats_ptr, keys, span, window,
-    points_step, point_step, times_step, time_step,
+    points_step, point_step, times_step, time_step, documents_step,
     CURVED: tl.constexpr, DOCUMENTS: tl.constexpr, HEADS: tl.constexpr, ROPE: tl.constexpr, LATENT: tl.constexpr,
     WIDE_ROPE: tl.constexpr, WIDE_LATENT: tl.constexpr, WIDE_TIMES: tl.constexpr, OWN: tl.constexpr,
     TALL: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
@@ -319,9 +320,9 @@ def _recall(
         key = start + tl.arange(0, KEYS)
         seen = (key < stop) & (at - key < window)
         if DOCUMENTS:
-            ids = documents_ptr + batch * keys
+            ids = documents_ptr + batch * documents_step
             seen = seen & (tl.load(ids + key, mask=key < stop, other=0) == tl.load(ids + at))
-        place, held = points_ptr + key[:, None] * point_step, (key < stop)[:, None]
+        place, held = points_ptr + key[:, None].to(tl.int64) * point_step, (key < stop)[:, None]
         x = tl.load(place + lane[None, :], mask=held & (lane < LATENT)[None, :], other=0.0)
         x_turned = tl.load(place + LATENT + turned[None, :], mask=held & (turned < ROPE)[None, :], other=0.0)
         score = tl.dot(q, tl.trans(x), input_precision=PRECISION)
@@ -434,6 +435,7 @@ def latent_recall(
 ) -> Tensor:
     batch, heads, width = query.shape
     keys, latent, curved = points.shape[2], weight.shape[1], column is not None
+    points, times = points.to(query.dtype), times.to(query.dtype)  # under autocast a cache may be of another type
     points, times = (x if x.stride(-1) == 1 or not x.shape[-1] else x.contiguous() for x in (points, times))
     weight, bias = weight.contiguous(), bias.contiguous()
     column = bias if column is None else column.contiguous()
@@ -448,15 +450,16 @@ def latent_recall(
     ids = at if documents is None else documents.contiguous()
     wrap_triton(_recall)[(batch, parts, blocks)](
         query.contiguous(), rank, points, times, at, ids, sums, stats, keys, span, keys if window is None else window,
-        points.stride(0), points.stride(2), times.stride(0), times.stride(2),
+        points.stride(0), points.stride(2), times.stride(0), times.stride(2), ids.shape[-1],
         DOCUMENTS=documents is not None, ROPE=width - latent, WIDE_ROPE=wide_rope, WIDE_LATENT=wide_latent,
         WIDE_TIMES=max(16, triton.next_power_of_2(1 + 2 * own)), OWN=own, TALL=_ROWS, KEYS=step,
         PRECISION=_precision(query.dtype), num_warps=4, **sizes,
     )  # fmt: skip
     value = weight.shape[0] // heads - nope
     s, t = query.new_empty(batch, heads * value), query.new_empty(batch, heads)
-    wide_value, all_parts = triton.next_power_of_2(value), triton.next_power_of_2(parts)
-    chunk = max(16, min(wide_latent, _TILE // max(wide_value, all_parts)))
+    # Of two sizes only: each is compiled, and there are ever more keys.
+    wide_value, all_parts = triton.next_power_of_2(value), 8 if parts <= 8 else _MOST_PARTS
+    chunk = max(16, min(wide_latent, _TILE // (2 * max(wide_value, all_parts))))
     wrap_triton(_answer)[(batch, heads)](
         sums, stats, weight, column, bias, s, t, parts, c, **sizes,
         NOPE=nope, VALUE=value, WIDE_VALUE=wide_value, PARTS=all_parts, CHUNK=chunk, num_warps=4,
@@ -476,7 +479,7 @@ def latent_recall(
 def _span(x: Tensor, programs: int, keys: int, step: int) -> int:
     """Keys of a part, in whole steps, so that there are two parts for each multiprocessor."""
     units = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 4
-    parts = max(1, min(_MOST_PARTS, 2 * units // programs))
+    parts = max(1, min(_MOST_PARTS, 2 * units // max(1, programs)))
     return triton.cdiv(triton.cdiv(keys, parts), step) * step
 
 
