@@ -326,3 +326,11 @@ def test_twins_differ_in_the_similarity_alone():
 def test_bad_settings_are_named(changes, words):
     with pytest.raises(UsageError, match=words):
         mixer(**changes)
+
+
+def test_offset_bias_is_made_where_its_weights_are(monkeypatch):
+    """transformers replaces torch.linspace while it loads a model; torch.device may know only that one from then on."""
+    original = torch.linspace
+    monkeypatch.setattr(torch, "linspace", lambda *sizes, **options: original(*sizes, **{"device": "cpu"} | options))
+    with torch.device("meta"):
+        assert OffsetBias(2).knots.device.type == "meta"

@@ -249,7 +249,8 @@ class OffsetBias(nn.Module):
         super().__init__()
         self.inner = nn.Linear(2, width)
         self.outer = nn.Linear(width, heads, bias=False)  # a constant would not pass the softmax
-        knots = torch.linspace(-1.0, 1.0, _KNOTS)
+        # Where the weights are: transformers' from_pretrained can leave linspace deaf to `with torch.device(...)`.
+        knots = torch.linspace(-1.0, 1.0, _KNOTS, device=self.inner.weight.device)
         self.register_buffer("knots", torch.cartesian_prod(knots, knots), persistent=False)  # (R², 2)
 
     def forward(self, offsets: Offsets) -> Tensor:
