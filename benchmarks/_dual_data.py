@@ -21,6 +21,8 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from leafward.data.image_files import read_image, read_mask
+
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 """CLIP's normalisation."""
 CAMVID = ("sky", "building", "pole", "road", "sidewalk", "tree", "sign", "fence", "car", "pedestrian", "bicyclist")
@@ -179,13 +181,16 @@ def _kept(name: str, pictures: Pictures) -> Iterator[int]:
 
 def _smaller(data: bytes, side: int, mask: bool = False) -> bytes:
     buffer = io.BytesIO()
-    with Image.open(io.BytesIO(data)) as image:
-        image = image if mask else image.convert("RGB")
-        share = min(1.0, side / max(image.size))
-        to = (max(1, round(image.width * share)), max(1, round(image.height * share)))
-        image = image.resize(to, Image.Resampling.NEAREST if mask else Image.Resampling.LANCZOS)
-        image.save(buffer, **({"format": "PNG", "optimize": True} if mask else {"format": "WEBP", "quality": QUALITY}))
+    image = _picture(data, mask)
+    share = min(1.0, side / max(image.size))
+    to = (max(1, round(image.width * share)), max(1, round(image.height * share)))
+    image = image.resize(to, Image.Resampling.NEAREST if mask else Image.Resampling.LANCZOS)
+    image.save(buffer, **({"format": "PNG", "optimize": True} if mask else {"format": "WEBP", "quality": QUALITY}))
     return buffer.getvalue()
+
+
+def _picture(data: bytes, mask: bool) -> Image.Image:
+    return Image.fromarray(read_mask(data).astype(np.uint8)) if mask else read_image(data)
 
 
 def _joined(name: str, parts: Sequence[bytes]) -> dict[str, np.ndarray]:
@@ -217,10 +222,8 @@ def decoded(parts: Sequence[bytes], size: tuple[int, int], device: str, mask: bo
     """Bytes (N, 3, H, W) of pictures, or (N, 1, H, W) of masks, stretched to `size`, on the device."""
 
     def one(data: bytes) -> np.ndarray:
-        with Image.open(io.BytesIO(data)) as image:
-            image = image if mask else image.convert("RGB")
-            method = Image.Resampling.NEAREST if mask else Image.Resampling.BILINEAR
-            return np.array(image.resize((size[1], size[0]), method))
+        method = Image.Resampling.NEAREST if mask else Image.Resampling.BILINEAR
+        return np.array(_picture(data, mask).resize((size[1], size[0]), method))
 
     with ThreadPoolExecutor() as threads:
         stack = torch.from_numpy(np.stack(list(threads.map(one, parts)))).to(device)

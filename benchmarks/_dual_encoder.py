@@ -21,10 +21,10 @@ from transformers import AutoModel, AutoTokenizer, CLIPConfig, CLIPModel
 
 from _dual_data import TRAIN, VALIDATION, crops, decoded, load, normalised
 from _steps import Steps
-from leafward.adapters.encoders import HuggingFaceEncoder, SentenceEncoder, load_encoder
+from leafward.encoders.encoder import HuggingFaceEncoder, SentenceEncoder, load_encoder
 from leafward.files import write_json
-from leafward.recipes import hyperclip
-from leafward.recipes._hyperclip_training import adapt as adapt_model
+from leafward.systems.hyperclip import config as hyperclip
+from leafward.systems.hyperclip.methods import adapt as adapt_model
 
 WIDTH, LAYERS, PATCH, SIDE, SPACE = 256, 8, 8, 64, 256
 """Image tower: width, layers, patch, side of the pictures it learned on; width of the common space."""

@@ -18,7 +18,7 @@ import torch
 
 from _timing import first_line, markdown
 from leafward.files import write_json
-from leafward.intervals import mean_interval
+from leafward.stats.intervals import mean_interval
 
 METHODS = ("frozen", "block-scale", "lora", "orthogonal", "attention", "full")
 SCORES = ("cosine", "lorentz", "euclidean")
@@ -131,7 +131,7 @@ def train_all(
 
 
 def curvature(score: str, c: float) -> tuple[Any, float | None]:
-    """The score of `leafward.adapters.scores` and its curvature; without one, Lorentz distances are Euclidean."""
+    """The score of `leafward.encoders.scores` and its curvature; without one, Lorentz distances are Euclidean."""
     return ("lorentz", None) if score == "euclidean" else (score, c)
 
 

@@ -16,8 +16,8 @@ from torch import nn
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from leafward.files import finite, write_text
-from leafward.models import HelmConfig, HelmForCausalLM
 from leafward.nn import kernels
+from leafward.systems.helm import HelmConfig, HelmForCausalLM
 
 # Heads of 60 coordinates, and in latent attention 60 + 64 for a query: with the lanes of the time they fill the tiles
 # of 64 and 128 that attention kernels work in. The names that end in 64 have heads of 64, which spill over into the

@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from leafward.data.image_files import read_image, read_mask
+
 PACKED = "vision.npz"
 QUALITY = {"objects_train": 65, "objects_test": 65, "scenes_train": 60, "scenes_test": 60, "cells": 60}
 """Of the WebP images of each array that is packed so."""
@@ -120,7 +122,7 @@ def read_parquet(folder: Path) -> Data:
         arrays[f"labels_{split}"] = np.array([label[objects["wnid"][i]] for i in chosen])
         chosen = [i for i, name in enumerate(scenes["split"]) if name == theirs[1]]
         arrays[f"scenes_{split}"] = np.stack([_array(scenes["jpeg"][i]) for i in chosen])
-        arrays[f"masks_{split}"] = np.stack([_array(scenes["mask_png"][i], mode="") for i in chosen])
+        arrays[f"masks_{split}"] = np.stack([read_mask(scenes["mask_png"][i]).astype(np.uint8) for i in chosen])
     return Data(**arrays)
 
 
@@ -152,11 +154,10 @@ def _boxes(image: int, text: str) -> list[list[float]]:
     return found
 
 
-def _array(blob: bytes, size: tuple[int, int] | None = None, mode: str = "RGB") -> np.ndarray:
+def _array(blob: bytes, size: tuple[int, int] | None = None) -> np.ndarray:
     from PIL import Image
 
-    image = Image.open(io.BytesIO(blob))
-    image = image.convert(mode) if mode else image
+    image = read_image(blob)
     return np.asarray(image if size is None else image.resize(size, Image.Resampling.BICUBIC))
 
 

@@ -21,15 +21,16 @@ from torch import Tensor, nn
 
 from _steps import Steps
 from _vision_data import CELLS, VOID, Data
+from leafward.data.boxes import ObjectSets, Photo, Thing
+from leafward.data.images import IMAGENET
+from leafward.data.scenes import IGNORED, confusion, score
 from leafward.engine import OptimConfig, parameter_groups, publish, schedule
 from leafward.hierarchy import Taxonomy
-from leafward.models import HiMapper
-from leafward.recipes._hcformer_model import Card, build, open_model
-from leafward.recipes._hcformer_train import load_backbone
-from leafward.tasks import classification, segmentation
-from leafward.tasks.detection import Detection, Examples, ObjectSets, Photo, Thing
-from leafward.tasks.images import IMAGENET
-from leafward.tasks.segmentation import IGNORED
+from leafward.systems.himapper import HiMapper
+from leafward.systems.vision import classification, segmentation
+from leafward.systems.vision.build import Card, build, open_model
+from leafward.systems.vision.detection import Detection, Examples
+from leafward.systems.vision.train import load_backbone
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "hcformer": ("hcformer_nano", {"geometry": "lorentz"}),
@@ -230,8 +231,8 @@ def _labelled(model: nn.Module, data: Data, settings: Settings, shape: tuple[int
             scores = model(_whole(torch.from_numpy(data.scenes_test[part]).to(settings.device), shape))
         scores = F.interpolate(scores.float(), size=truth.shape[1:], mode="bilinear", align_corners=False)
         truth[truth == VOID] = IGNORED
-        table += segmentation.confusion(scores.argmax(dim=1).cpu(), truth, SCENE_CLASSES)
-    return segmentation.score(table)
+        table += confusion(scores.argmax(dim=1).cpu(), truth, SCENE_CLASSES)
+    return score(table)
 
 
 def detect(member: Member, data: Data, settings: Settings) -> tuple[dict[str, Any], float]:

@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import leafward.models.hcformer  # noqa: F401  (registers the models)
+import leafward.systems.hcformer.model  # noqa: F401  (registers the models)
 from _timing import cuda_ms, first_line, graphed
-from leafward.models.himapper import HiMapper
+from leafward.systems.himapper import HiMapper
 
 MAPPED = {"himapper_resnet50": "resnet50", "himapper_deit_small": "deit_small"}
 TIMM = {

@@ -24,10 +24,11 @@ import torch
 from torch import Tensor, nn
 
 from _timing import interleaved
-from leafward.adapters import BlockScaleConfig, LatentHierarchyConfig, attach, merge, trainable_parameters
+from leafward.adapters import BlockScaleConfig, attach, merge, trainable_parameters
 from leafward.adapters.block_scale import Scale
-from leafward.adapters.latent_hierarchy import Classifier
-from leafward.adapters.prompts import Coop, FeaturePrompts, ZeroShot
+from leafward.systems.lathadapter import LatentHierarchyConfig
+from leafward.systems.lathadapter.attributes import Classifier
+from leafward.systems.lathadapter.prompts import Coop, FeaturePrompts, ZeroShot
 
 WIDTH, BLOCK = 768, 128  # a layer of ViT-B and the paper's blocks
 RANK = 96  # LoRA on a fused qkv of that width has as many parameters: 96 · (768 + 3·768) = 3 · 6 · 128²
@@ -147,9 +148,10 @@ def merged(rounds: int) -> dict[str, Any]:
 
 def fewshot(rounds: int) -> dict[str, Any]:
     """16 shots of 100 classes on cached features of width 512: whole trainings of the recipe."""
-    from leafward.recipes import _lathadapter_training as training
-    from leafward.recipes.lathadapter import Config
-    from leafward.tasks.fewshot import FeatureSet, episodes, seeded_split
+    from leafward.data.fewshot import FeatureSet, episodes, seeded_split
+    from leafward.engine import Cluster, Member, RunDirectory
+    from leafward.systems.lathadapter import methods as training
+    from leafward.systems.lathadapter.config import Config
 
     labels = torch.arange(100 * 40) % 100
     texts = torch.randn(100, 512)
@@ -158,10 +160,12 @@ def fewshot(rounds: int) -> dict[str, Any]:
     data = FeatureSet("synthetic", images, labels, texts, names, seeded_split(labels))
     (episode,) = episodes("few-shot", data, [], [16], [0])
     seconds = {}
-    for method in (training.Method("coop"), training.Method("promptsrc", "lorentz")):  # the cheapest and the dearest
-        with tempfile.TemporaryDirectory() as folder:
+    for method in (training.Method("coop"), training.Method("promptsrc", "lorentz")):  # the fastest and the slowest
+        cell = training.Cell(method.host, method.geometry, method.attributes, shots=16, seed=0)
+        with tempfile.TemporaryDirectory() as folder, RunDirectory.create(Path(folder) / "run", cell) as run:
             wall, own = time.perf_counter(), time.process_time()
-            training.train(Config(), method, episode, Path(folder))
+            member = Member(cell.arm, 0, cell, run.path, run.path, alone=True)
+            training.train(Config(), member, episode, run, Cluster())
             seconds[method.label] = {"cpu_s": time.process_time() - own, "wall_s": time.perf_counter() - wall}
     return {"training_images": len(episode.train), "seconds": seconds}
 

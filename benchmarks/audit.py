@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 
-from leafward.superposition.audit_matrix import audit
-from leafward.superposition.matrix_files import SLICE_ROWS
+from leafward.measure.audit_matrix import audit
+from leafward.measure.matrix_files import SLICE_ROWS
 
 DTYPES = {"float32": ("F32", torch.float32), "float16": ("F16", torch.float16), "bfloat16": ("BF16", torch.bfloat16)}
 WRITE_ROWS = 1024

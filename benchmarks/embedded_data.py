@@ -1,4 +1,4 @@
-"""Make the data that the package embeds for `leafward demo`, in src/leafward/data; the same input gives the same files.
+"""Make the data that the package embeds for `leafward demo`, in data/samples; the same input gives the same files.
 
     python benchmarks/embedded_data.py --clothing clothing.parquet --text tinyshakespeare.txt --words MINILM_FOLDER
 
@@ -22,11 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leafward.data.fewshot import TEST, TRAIN
+from leafward.data.image_files import read_image
 from leafward.files import replacing
 from leafward.hierarchy import Taxonomy
-from leafward.tasks.fewshot import TEST, TRAIN
 
-DATA = Path(__file__).resolve().parents[1] / "src" / "leafward" / "data"
+DATA = Path(__file__).resolve().parents[1] / "src" / "leafward" / "data" / "samples"
 TRAINED_PHOTOS = 64
 LONGEST, QUALITY = 96, 78
 TEXT_CHARACTERS = 500_000
@@ -84,7 +85,7 @@ def write_photos(table: dict[str, np.ndarray]) -> None:
 def _smaller(data: bytes) -> bytes:
     from PIL import Image
 
-    image = Image.open(io.BytesIO(data)).convert("RGB")
+    image = read_image(data)
     image.thumbnail((LONGEST, LONGEST), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=QUALITY, optimize=True)
@@ -182,7 +183,7 @@ def _square(data: bytes) -> Tensor:
     """The middle of a photo: (3, 72, 72) uint8."""
     from PIL import Image, ImageOps
 
-    image = ImageOps.fit(Image.open(io.BytesIO(data)).convert("RGB"), (DECODED, DECODED), Image.Resampling.BICUBIC)
+    image = ImageOps.fit(read_image(data), (DECODED, DECODED), Image.Resampling.BICUBIC)
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 

@@ -15,15 +15,16 @@ import argparse
 import json
 import re
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from leafward.recipes import lathadapter
-from leafward.tasks.fewshot import TEST, FeatureSet, seeded_split, write_features
+from leafward.config import replace
+from leafward.data.fewshot import TEST, FeatureSet, seeded_split, write_feature_set
+from leafward.systems.lathadapter import config as lathadapter
+from leafward.systems.lathadapter import train as train_lathadapter
 
 PEOPLE = ("person", "baby")
 FEWEST = 8
@@ -88,13 +89,13 @@ def main() -> None:
     arguments = parser.parse_args()
     data = labelled(arguments.data)
     file, other = (arguments.out / f"{name}.npz" for name in ("flickr8k-lvis", "coco-captions"))
-    write_features(file, data)
-    write_features(other, captioned(arguments.data))
+    write_feature_set(file, data)
+    write_feature_set(other, captioned(arguments.data))
     summary = {}
     for name in arguments.protocols:
         targets = (other,) if name == "cross-dataset" else ()
         config = lathadapter.Config(features=file, targets=targets, seeds=arguments.seeds, attributes=(8,), epochs=60)
-        result = lathadapter.run(replace(config, **PROTOCOLS[name]), arguments.out / name, overwrite=True)
+        result = train_lathadapter.run(replace(config, **PROTOCOLS[name]), arguments.out / name, overwrite=True)
         summary[name] = {key: result[key] for key in ("table", "differences")}
     print(json.dumps({"images": len(data.images), "classes": data.class_names, **summary}, indent=2))
 

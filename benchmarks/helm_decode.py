@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from _helm import Report, facts, helm, parameters, profile
 from _timing import graphed
-from leafward.models import HelmConfig, HelmForCausalLM
 from leafward.nn import Visible, kernels
+from leafward.systems.helm import HelmConfig, HelmForCausalLM
 
 SIDES = ("d", "d-triton", "d-twin", "d64", "d64-twin", "mice", "mice-triton", "mice-twin", "mice-twin-triton")
 PAIRS = (

@@ -28,11 +28,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from leafward.data.text import Corpus, find_files, prepare, read_documents
 from leafward.engine import Cluster, LoopConfig, OptimConfig, RunDirectory, fit, session
 from leafward.files import finite, write_json
-from leafward.intervals import mean_interval
-from leafward.models import HelmConfig, HelmForCausalLM
-from leafward.tasks.language import Corpus, LanguageTask, find_files, prepare, read_documents, score
+from leafward.stats.intervals import mean_interval
+from leafward.systems.helm import HelmConfig, HelmForCausalLM, LanguageTask, score
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "helm-d lorentz": ("helm-d", {}),

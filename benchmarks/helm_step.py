@@ -41,8 +41,8 @@ from transformers import PreTrainedModel
 
 from _helm import Report, deepseek, facts, helm, llama, parameters, profile
 from _timing import cuda_ms, first_line, graphed
-from leafward.models import HelmForCausalLM
 from leafward.nn import head, kernels
+from leafward.systems.helm import HelmForCausalLM
 
 SIDES = (
     *("d", "d-triton", "d-twin", "d64-twin", "llama", "llama-own", "mice", "mice-triton"),

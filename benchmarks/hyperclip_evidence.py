@@ -36,7 +36,7 @@ from torch.nn import functional as F
 from _dual_data import TEST, TRAIN, VALIDATION, crops, decoded, load, normalised, pack
 from _dual_encoder import NORM, SIDE, adapt, descend, open_encoder, open_text, pretrain
 from _dual_members import METHODS, SCORES, curvature, earlier, plan, read_members, tables, train_all
-from leafward.adapters.scores import similarity
+from leafward.encoders.scores import similarity
 
 CURVATURE = 0.1
 SCALE = 20.0

@@ -6,9 +6,10 @@
 
 The encoder is the small dual encoder of `pretrain`: an image tower trained here on a few thousand pictures and MiniLM
 as the text tower; there are no CLIP weights in it. On top of it the cost aggregation of
-`leafward.tasks.open_vocabulary` is trained on street scenes (CamVid) and photos (COCO) by turns. Some names of either
-set are held out: their pixels are ignored in training and the names never given. Tested on other scenes, in one view of
-the whole, with all names of the set: mean IoU over the seen and over the held-out names, and the accuracy on the pixels
+`leafward.systems.hyperclip.segment.task` is trained on street scenes (CamVid) and photos (COCO) by turns. Some
+names of either set are held out: their pixels are ignored in training and the names never given. Tested on other
+scenes, in one view of the whole,
+with all names of the set: mean IoU over the seen and over the held-out names, and the accuracy on the pixels
 of held-out classes when only those names are offered.
 
 Every member takes the same steps on the same crops. The learning rate of the encoder is chosen from --ratios of the
@@ -35,9 +36,9 @@ from torch.nn import functional as F
 from _dual_data import TEST, TRAIN, VALIDATION, Pictures, crops, decoded, load, normalised
 from _dual_encoder import adapt, descend, open_encoder
 from _dual_members import METHODS, SCORES, Member, curvature, earlier, plan, read_members, tables, train_all
-from leafward.adapters.encoders import HuggingFaceEncoder
-from leafward.tasks.open_vocabulary import Segmenter, mask_loss
-from leafward.tasks.segmentation import IGNORED, confusion
+from leafward.data.scenes import IGNORED, confusion
+from leafward.encoders.encoder import HuggingFaceEncoder
+from leafward.systems.hyperclip.segment.task import Segmenter, mask_loss
 
 TEMPLATE = "a photo of a {}."
 CURVATURE = 0.1

@@ -9,7 +9,6 @@ JSON line; `--compact` keeps the result (or, where the package for the fits is m
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import signal
@@ -19,17 +18,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+from leafward.config import replace, to_dict
 from leafward.engine import Interrupted
-from leafward.engine.config import to_dict
 from leafward.files import finite, write_text
-from leafward.recipes import superposition
+from leafward.systems.superposition import config as superposition
+from leafward.systems.superposition import train as train_superposition
 
 
 def configuration(arguments: argparse.Namespace) -> superposition.Config:
     """The preset with the changes of the command line."""
     names = ("seeds", "steps", "precision", "device", "workers")
     changes = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-    return dataclasses.replace(superposition.PRESETS[arguments.preset](), **changes)
+    return replace(superposition.PRESETS[arguments.preset](), **changes)
 
 
 def measure(config: superposition.Config, out: Path, budget: float | None) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def measure(config: superposition.Config, out: Path, budget: float | None) -> di
     began = time.perf_counter()
     result, why = None, ""
     try:
-        result = superposition.run(config, out, resume=(out / "config.yaml").exists())
+        result = train_superposition.run(config, out, resume=(out / "config.yaml").exists())
     except (Interrupted, ImportError) as error:  # out of time, or no scipy for the fits
         why = f"{type(error).__name__}: {error}"
     if timer is not None:

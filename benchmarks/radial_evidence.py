@@ -30,18 +30,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from leafward.adapters.encoders import Encoder, load_encoder, merge_adapters
-from leafward.adapters.radial import RadialModel
-from leafward.adapters.radial_config import RadialConfig
+from leafward.config import replace
+from leafward.encoders.encoder import Encoder, load_encoder, merge_adapters
+from leafward.encoders.zeroshot import class_vectors
 from leafward.engine import DataOrder, RunDirectory, fit
 from leafward.engine.loop import to_device
 from leafward.files import finite, write_json
-from leafward.recipes._radial_suite import Suite, load_suite, score_suite
-from leafward.recipes._radial_training import captions_of, loop_and_optim, prepare, split
-from leafward.recipes.radial import Config
-from leafward.tasks import breeds
-from leafward.tasks.radial import CaptionData, RadialTask
-from leafward.tasks.zeroshot import class_vectors
+from leafward.systems.radial import breeds
+from leafward.systems.radial.config import Config
+from leafward.systems.radial.loss import RadialModel
+from leafward.systems.radial.objective import RadialConfig
+from leafward.systems.radial.suite import Suite, load_suite, score_suite
+from leafward.systems.radial.task import CaptionData, RadialTask
+from leafward.systems.radial.train import captions_of, loop_and_optim, prepare, split
 
 #: the two rivals choose their learning rate; the twin of each in the other geometry takes it over
 RIVALS = (RadialConfig(loss="radial", geometry="euclidean"), RadialConfig(loss="cone", geometry="lorentz"))
@@ -136,7 +137,7 @@ class Trained:
 
     def __call__(self, objective: RadialConfig, rate: float, seed: int) -> tuple[RadialModel, float]:
         """The trained model, adapters merged, and its objective on the validation chains."""
-        config = dataclasses.replace(self.config, objective=objective, lr=rate, seed=seed)
+        config = replace(self.config, objective=objective, lr=rate, seed=seed)
         torch.manual_seed(seed)
         encoder = copy.deepcopy(self.frozen).to(self.device)
         model, task = prepare(config, encoder, self.data)
@@ -193,7 +194,7 @@ def compare(args: argparse.Namespace, trained: Trained, began: float, keep: Call
             runs[name] = [tried[best][1]]
             keep(summary())
         lr = chosen[name]["lr"]
-        twin = dataclasses.replace(rival, geometry=TWIN[rival.geometry])
+        twin = replace(rival, geometry=TWIN[rival.geometry])
         chosen[name_of(twin)] = {"lr": lr}
         plan += [(0, rival, lr, seed) for seed in range(1, args.seeds)]
         plan += [(1, twin, lr, seed) for seed in range(args.seeds)]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from leafward.superposition import Fleet, ModelSpec, frequencies
+from leafward.systems.superposition import Fleet, ModelSpec, frequencies
 
 FEATURES, BATCH, STEPS = 1000, 2048, 20_000
 WIDTHS = (10, 15, 25, 39, 63, 100)

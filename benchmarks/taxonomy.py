@@ -30,8 +30,8 @@ from leafward.geometry import PoincareBall
 from leafward.hierarchy import Taxonomy
 from leafward.hierarchy.embedding import TaxonomyEmbedding, proper_ancestors
 from leafward.hierarchy.reconstruction import reconstruction
-from leafward.recipes._taxonomy_training import train
-from leafward.recipes.taxonomy import Config
+from leafward.systems.taxonomy.config import Config
+from leafward.systems.taxonomy.embed import train
 
 MAMMALS = "mammal.n.01"
 
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, nargs="+", default=[5, 10])
     parser.add_argument("--geometry", nargs="+", default=["lorentz", "euclidean"])
     parser.add_argument("--epochs", type=int, default=50)
-    parser.add_argument("--batch", type=int, default=Config.batch)
+    parser.add_argument("--batch", type=int, default=Config().batch)
     parser.add_argument("--gensim-epochs", type=int, default=50, help="0: leave gensim out")
     parser.add_argument(
         "--eval-nodes", type=int, default=10_000, help="nodes from which all others are ranked, at most"

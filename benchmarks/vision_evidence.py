@@ -43,7 +43,7 @@ from _timing import first_line, markdown
 from _vision_data import Data, load
 from _vision_members import ARMS, BASE, MODELS, Member, Settings, run, write_cells
 from leafward.files import finite, write_json
-from leafward.intervals import mean_interval
+from leafward.stats.intervals import mean_interval
 
 TUNING = 0
 """The seed that tries the learning rates."""

@@ -6,6 +6,7 @@ import os
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import sys
 from pathlib import Path
 
 import hypothesis
@@ -15,6 +16,8 @@ import torch
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, max_examples=60)
 hypothesis.settings.load_profile("suite")
 torch.set_num_threads(1)
+
+sys.path.insert(0, str(Path(__file__).parent))  # child processes import `ranks` by name
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -17,9 +17,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from leafward.commands import COMMANDS, bench
-from leafward.commands.train import load_recipe
-from leafward.recipes import EVALUATIONS, EXPLANATIONS, PREPARATIONS, RECIPES
+from leafward import _moved
+from leafward.cli import bench
+from leafward.cli.commands import COMMANDS
+from leafward.cli.train import CONFIGS, chosen
+from leafward.config import is_settings
+from leafward.systems import EVALUATIONS, EXPLANATIONS, PREPARATIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -29,8 +32,8 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 DOCUMENTED = re.compile(r"^::: ([\w.]+)$", flags=re.MULTILINE)
 NAMED_TEST = re.compile(r"tests/[\w/]+\.py(?:::\w+)?")
 #: what only the command line uses: its help is its reference
-BEHIND_COMMANDS = {"commands", "explorer", "recipes"}
-FAMILIES = {"train": RECIPES, "data": PREPARATIONS}
+BEHIND_COMMANDS = {"cli", "explorer"}
+FAMILIES = {"train": CONFIGS, "data": PREPARATIONS}
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -73,6 +76,8 @@ def value_of(words: list[str], flag: str) -> str | None:
 
 def unknown(words: list[str]) -> str | None:
     """What this package does not know of a command, or None."""
+    if tuple(words) in _moved.COMMANDS:
+        return None  # docs/moving.md says what they are now
     command, first = words[0], words[1] if len(words) > 1 else "-"
     if command.startswith("-"):
         return None  # --help, --version
@@ -87,7 +92,8 @@ def unknown(words: list[str]) -> str | None:
     if command == "evaluate" and task is not None and task not in EVALUATIONS:
         return task
     if command == "train" and preset is not None:
-        return next((name for name in preset.split("|") if name not in load_recipe(first).PRESETS), None)
+        presets = importlib.import_module(CONFIGS[chosen(words[1:])[0]]).PRESETS
+        return next((name for name in preset.split("|") if name not in presets), None)
     return None
 
 
@@ -97,19 +103,20 @@ def flags(cls: type, prefix: str = "") -> set[str]:
     for field, kind in typing.get_type_hints(cls).items():
         name = prefix + field.replace("_", "-")
         found |= {name, f"{prefix}no-{field.replace('_', '-')}"} if kind is bool else {name}
-        if dataclasses.is_dataclass(kind):
+        if dataclasses.is_dataclass(kind) or is_settings(kind):
             found |= flags(typing.cast(type, kind), f"{name}.")
     return found
 
 
 @functools.cache
-def known_flags(command: str, chosen: str) -> frozenset[str]:
+def known_flags(command: str, family: str) -> frozenset[str]:
     """All flags of a command; of those that are families, of the module that was chosen, or of any of them."""
-    table = {"train": RECIPES, "evaluate": EVALUATIONS, "explain": EXPLANATIONS, "data": PREPARATIONS}.get(command)
+    table = {"train": CONFIGS, "evaluate": EVALUATIONS, "explain": EXPLANATIONS, "data": PREPARATIONS}.get(command)
     if table is None:
-        return frozenset(flags(importlib.import_module(f"leafward.commands.{command}").Args))
-    modules = [importlib.import_module(table[name]) for name in ([chosen] if chosen in table else table)]
-    shared = {"train": {"preset", "config", "out", "resume", "overwrite"}, "evaluate": {"task"}, "explain": {"system"}}
+        return frozenset(flags(importlib.import_module(f"leafward.cli.{command}").Args))
+    modules = [importlib.import_module(table[name]) for name in ([family] if family in table else table)]
+    shared = {"train": {"preset", "config", "out", "resume", "overwrite", "task"}, "evaluate": {"task"}}
+    shared["explain"] = {"system"}
     own = [flags(module.Config if command == "train" else module.Args) for module in modules]
     return frozenset(shared.get(command, set()).union(*own))
 
@@ -119,9 +126,11 @@ def unknown_options(words: list[str]) -> list[str]:
     command = words[0]
     if command not in COMMANDS or command in ("bench", "completion"):
         return []
-    chosen = value_of(words, "--task") if command == "evaluate" else next(iter(words[1:]), None)
+    family = value_of(words, "--task") if command == "evaluate" else next(iter(words[1:]), None)
+    if command == "train" and family in CONFIGS:
+        family = chosen(words[1:])[0]
     given = [word.partition("=")[0].removeprefix("--") for word in words if re.match(r"--[a-z]", word)]
-    known = known_flags(command, chosen or "") | {"json", "debug", "help"}
+    known = known_flags(command, family or "") | {"json", "debug", "help"}
     return [name for name in given if name.rstrip(".") not in known]
 
 
@@ -262,11 +271,14 @@ def test_every_page_is_in_the_navigation() -> None:
 
 
 def test_every_public_package_is_in_the_api_reference() -> None:
-    """Each package, and each module of `tasks`, which exports nothing itself; what is documented is there."""
+    """Each package of the house, and each system that exports names; what is documented is there."""
     source = ROOT / "src" / "leafward"
     packages = {folder.parent.name for folder in source.glob("*/__init__.py")} - BEHIND_COMMANDS
     names = {f"leafward.{package}" for package in packages}
-    names |= {f"leafward.tasks.{path.stem}" for path in (source / "tasks").iterdir() if not path.name.startswith("_")}
+    exporting = {
+        path.parent.name for path in source.glob("systems/*/__init__.py") if "__all__" in path.read_text("utf-8")
+    }
+    names |= {f"leafward.systems.{system}" for system in exporting}
     documented = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "api").glob("*.md"))
     assert len(packages) >= 10
     assert not names - set(DOCUMENTED.findall(documented))

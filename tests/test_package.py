@@ -8,10 +8,11 @@ import sys
 
 import pytest
 
+import leafward
 from leafward.errors import LeafwardError, nearest
 from leafward.files import check_writable
 
-LAZY = ["leafward.engine", "leafward.report", "leafward.scaling", "leafward.superposition"]
+LAZY = ["leafward.engine", "leafward.report", "leafward.stats.power_laws", "leafward.systems.superposition"]
 
 
 @pytest.mark.parametrize("name", LAZY)
@@ -47,3 +48,37 @@ def test_a_folder_that_cannot_be_written_is_refused_beforehand(tmp_path, monkeyp
     monkeypatch.setattr("os.access", lambda path, mode: False)  # for root every folder is writable
     with pytest.raises(LeafwardError, match="may not be written to"):
         check_writable(tmp_path / "new")
+
+
+def test_registering_is_a_call_and_not_what_an_import_does():
+    code = """
+import sys, timm, transformers
+import leafward, leafward.systems
+assert not timm.is_model("hcformer_nano")
+leafward.register("timm")
+leafward.register("timm")
+assert timm.is_model("hcformer_nano") and "leafward.systems.helm.model" not in sys.modules
+leafward.register()
+assert transformers.AutoConfig.for_model("helm").model_type == "helm"
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(LeafwardError, match="did you mean 'timm'"):
+        leafward.register("tim")
+
+
+def test_the_door_has_its_names_and_models_register_themselves():
+    code = """
+import sys, leafward
+assert not {"torch", "numpy", "transformers"} & set(sys.modules)
+assert set(leafward.__all__) <= set(dir(leafward))
+import timm, transformers
+from leafward import HCFormer, HelmForCausalLM
+assert transformers.AutoConfig.for_model("helm").model_type == "helm" and timm.is_model("hcformer_nano")
+assert all(getattr(leafward, name) is not None for name in leafward.__all__)
+leafward.audit
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(AttributeError, match="module 'leafward' has no attribute 'audits'"):
+        _ = leafward.audits

@@ -1,5 +1,5 @@
 """``python -m leafward``: the command line, where its program is not on the path."""
 
-from leafward.cli import entry
+from leafward.cli.dispatch import entry
 
 entry()

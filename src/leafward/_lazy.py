@@ -7,6 +7,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from leafward._moved import moved_name
+from leafward.errors import LeafwardError, missing_extra
+
 
 def lazy(package: str, home: Mapping[str, Sequence[str]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` of `package`, from its submodules to the public names that live in each."""
@@ -14,8 +17,13 @@ def lazy(package: str, home: Mapping[str, Sequence[str]]) -> tuple[Callable[[str
 
     def get(name: str) -> Any:
         if name not in module_of:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{package}.{module_of[name]}"), name)
+            return moved_name(package, name)
+        try:
+            value = getattr(importlib.import_module(f"{package}.{module_of[name]}"), name)
+        except ImportError as error:
+            if (wanted := missing_extra(error)) is None:
+                raise
+            raise LeafwardError(wanted) from error
         setattr(sys.modules[package], name, value)  # the next use does not come here again
         return value
 

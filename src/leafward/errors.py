@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 MOST_NAMES = 16  # of a list in an error
 
 EXTRAS: dict[str, tuple[str, ...]] = {
-    "lm": ("transformers", "tokenizers", "datasets", "pyarrow", "peft", "accelerate", "lm_eval"),
+    "lm": ("transformers", "tokenizers", "datasets", "pyarrow", "accelerate", "lm_eval"),
     "vision": ("timm", "torchvision", "PIL", "open_clip", "segmentation_models_pytorch", "pycocotools", "pyarrow"),
     "search": ("faiss",),
     "serve": ("fastapi", "uvicorn"),
@@ -32,14 +33,23 @@ class DataError(LeafwardError):
     """A file or data set that cannot be used: missing, truncated, foreign or out of range."""
 
 
-def nearest(name: object, allowed: Iterable[str]) -> str:
+def nearest(name: object, allowed: Iterable[str], all_of_them: str = "allowed:") -> str:
     """A half-sentence that helps with a misspelt name: the nearest valid one, else all of them."""
     allowed = sorted(allowed)
     close = difflib.get_close_matches(str(name), allowed, n=1, cutoff=0.5)
     if close:
         return f"did you mean {close[0]!r}?"
     more = f" and {len(allowed) - MOST_NAMES} more" if len(allowed) > MOST_NAMES else ""
-    return "allowed: " + (", ".join(allowed[:MOST_NAMES]) or "nothing") + more
+    return f"{all_of_them} " + (", ".join(allowed[:MOST_NAMES]) or "nothing") + more
+
+
+@contextmanager
+def named(source: object) -> Iterator[None]:
+    """Wrong values that came out of a file are the file's fault: name it."""
+    try:
+        yield
+    except UsageError as error:
+        raise DataError(f"{source}: {error}") from error
 
 
 def need(condition: bool, name: str, allowed: str, value: object) -> None:

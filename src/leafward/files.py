@@ -9,12 +9,12 @@ import stat
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from leafward.errors import DataError, LeafwardError
+from leafward.errors import DataError, LeafwardError, UsageError
 
 LARGEST_TEXT = 4 << 30
 """Bytes of a text or table that is read whole."""
@@ -24,6 +24,10 @@ LARGEST_UNPACKED = 64 << 30
 """Bytes that an archive may unpack to."""
 MOST_PACKED = 200
 """Times that an archive of more than a few megabytes may grow when unpacked; real data do not come near."""
+
+
+TEMPORARY = ".tmp"
+"""How the names of files and folders end that are being written: .NAME.XXXXXXXX.tmp."""
 
 
 @contextmanager
@@ -36,7 +40,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     made = [] if path.parent.exists() else [path.parent]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=TEMPORARY, dir=path.parent)
         os.close(handle)
     except OSError as error:
         raise LeafwardError(f"cannot write {path}: {error.strerror or error}") from error
@@ -131,21 +135,10 @@ def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
     return value
 
 
-def check_arrays(path: str | os.PathLike[str]) -> None:
-    """Refuse, by its size, an array file (.npy, .npz, .safetensors) that should not be read into memory."""
-    if str(path).endswith(".npz"):
-        check_archive(path)
-    else:
-        check_size(path, LARGEST_UNPACKED)
-
-
-def whole_arrays(file: Mapping[str, Any]) -> dict[str, Any]:
-    """The arrays of an .npz that numpy has opened; what is none in it, numpy would give back as bytes."""
-    arrays = dict(file)
-    for name, array in arrays.items():
-        if isinstance(array, bytes):
-            raise DataError(f"{name} is not an array")
-    return arrays
+def check_ending(path: str | os.PathLike[str], allowed: Sequence[str]) -> None:
+    """Refuse a file by its name."""
+    if Path(path).suffix not in allowed:
+        raise UsageError(f"{path}: expected a file that ends in {' or '.join(allowed)}")
 
 
 def check_archive(path: str | os.PathLike[str]) -> None:

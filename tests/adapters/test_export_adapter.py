@@ -10,10 +10,11 @@ import pytest
 import torch
 from radial_toys import make
 
-from leafward.adapters import BlockScaleConfig, adapters, attach, load_encoder, save_pretrained
-from leafward.adapters.encoders import open_image
-from leafward.cli import main
-from leafward.tasks.fewshot import read_features
+from leafward.adapters import BlockScaleConfig, adapters, attach, save_pretrained
+from leafward.cli.dispatch import main
+from leafward.data.fewshot import read_feature_set
+from leafward.data.image_files import read_image
+from leafward.encoders import load_encoder
 
 TEXTS = ["a small dog", "a red car on the grass", "pizza"]
 
@@ -83,10 +84,10 @@ def test_features_of_class_folders_train_and_transfer(tmp_path: Path, capsys: py
         images(folder, names, 10)
         out = tmp_path / f"set{number}.npz"
         assert main(["data", "features", str(folder), "--model", str(base), "--out", str(out)]) == 0
-    data = read_features(tmp_path / "set0.npz")
+    data = read_feature_set(tmp_path / "set0.npz")
     assert data.class_names == ("car", "cat", "dog", "red_bus")
     encoder = load_encoder(base)
-    pixels = encoder.prepare_images([open_image(tmp_path / "images0" / "car" / "0.png")])
+    pixels = encoder.prepare_images([read_image(tmp_path / "images0" / "car" / "0.png")])
     for found, plain in (
         (data.texts[3:], encoder._text(encoder.tokenize(["a photo of a red bus."]))),
         (data.images[:1], encoder._image(pixels)),
@@ -113,7 +114,7 @@ def test_features_of_class_folders_train_and_transfer(tmp_path: Path, capsys: py
 
 
 def test_the_usual_split_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from leafward.tasks.standard_sets import read_images
+    from leafward.data.standard_sets import read_images
 
     files = images(tmp_path / "images", ["cat", "dog"], 3)
     rows = [[file, int(file.startswith("dog")), file.partition("/")[0]] for file in files]

@@ -16,11 +16,11 @@ import torch
 from rich.console import Console
 
 from leafward import __version__
-from leafward.cli import COMMANDS, main
-from leafward.commands import audit, train
-from leafward.data import embedded
+from leafward.cli import audit, train
+from leafward.cli.dispatch import COMMANDS, main
+from leafward.data.samples import embedded
 from leafward.geometry import poincare
-from leafward.recipes import PREPARATIONS
+from leafward.systems import PREPARATIONS
 
 EMBEDDING = str(embedded("stories260k_embedding.npy"))
 TINY = ["--features", "40", "--widths", "4", "6", "8", "--decays", "-1", "1", "--laws", "power:1"]
@@ -72,7 +72,7 @@ def test_missing_text_is_said_before_anything_heavy_is_imported(tmp_path, words,
 def without_heavy_imports(words, status, folder=None):
     """Run a command in a process of its own, which must end with `status` and without torch and its like."""
     code = (
-        "import sys\nfrom leafward.cli import main\n"
+        "import sys\nfrom leafward.cli.dispatch import main\n"
         f"try:\n    status = main({words!r})\nexcept SystemExit as stop:\n    status = stop.code or 0\n"
         "heavy = {'torch', 'numpy', 'scipy', 'matplotlib', 'transformers'} & set(sys.modules)\n"
         f"assert status == {status} and not heavy, (status, heavy)\n"
@@ -126,7 +126,7 @@ def test_wrong_usage_says_what_is_wrong_without_a_traceback(words, status, named
 )
 def test_what_cannot_work_is_refused_before_any_work(words, status, named, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("leafward.superposition.audit_matrix.scan", None)  # no audit may begin
+    monkeypatch.setattr("leafward.measure.audit_matrix.scan", None)  # no audit may begin
     assert main(words) == status
     assert named in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
@@ -286,13 +286,13 @@ def test_an_unexpected_error_is_one_line(monkeypatch, capsys):
     def broken(args, console):
         raise RuntimeError("boom")
 
-    monkeypatch.setattr("leafward.commands.list.run", broken)
+    monkeypatch.setattr("leafward.cli.list.run", broken)
     assert main(["list"]) == 1
     assert "unexpected RuntimeError: boom (--debug shows where)" in capsys.readouterr().err
 
 
 def test_every_benchmark_is_told_of_in_a_whole_sentence() -> None:
-    from leafward.commands.bench import names
+    from leafward.cli.bench import names
 
     assert len(names()) > 10
     assert not {name: text for name, text in names().items() if not text.endswith((".", "?"))}

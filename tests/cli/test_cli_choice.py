@@ -12,11 +12,11 @@ from typing import Annotated, Any
 import pytest
 import tyro
 
-from leafward.commands import data, evaluate, explain
-from leafward.commands._choice import take_value
+from leafward.cli import data, evaluate, explain
+from leafward.cli.choice import take_value
 from leafward.engine.run import RunDirectory
 from leafward.errors import UsageError
-from leafward.recipes import EVALUATIONS
+from leafward.systems import EVALUATIONS
 
 
 @dataclass

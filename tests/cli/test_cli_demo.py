@@ -6,7 +6,6 @@ import io
 import json
 import shlex
 import socket
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,14 +14,16 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from leafward import data
-from leafward.cli import main
-from leafward.commands import _show, demo
-from leafward.commands._demo import adapt, build, catalogue, measure
+from leafward.cli import demo
+from leafward.cli import show as _show
+from leafward.cli.demo_parts import adapt, build, catalogue, measure
+from leafward.cli.dispatch import main
+from leafward.config import replace
+from leafward.data import samples as data
+from leafward.data.fewshot import read_feature_set
 from leafward.engine.config import LoopConfig
 from leafward.geometry import Lorentz
 from leafward.hierarchy import Taxonomy
-from leafward.tasks.fewshot import read_features
 
 MOST_BYTES = 4_500_000
 CLASSES = ("dress", "hat", "longsleeve", "outwear", "pants", "shirt", "shoes", "shorts", "skirt", "t-shirt")
@@ -187,7 +188,7 @@ def test_the_printed_lines_open_the_explorer(whole, tmp_path, capsys):
 def test_a_node_of_the_catalogue_is_the_centroid_of_its_photos(tmp_path):
     tax = Taxonomy.load(data.embedded(adapt.TAXONOMY))
     photos = [photo for photo in data.photos() if photo.split == "test"]
-    set_ = read_features(data.embedded(adapt.FEATURES))
+    set_ = read_feature_set(data.embedded(adapt.FEATURES))
     features = set_.images[set_.split == 2]
     labels = [photo.label for photo in photos]
     tree, tangent = catalogue.file(tax, tax.ids(labels), features, tmp_path)
@@ -261,7 +262,7 @@ def test_embedded_photos_features_and_taxonomy_belong_together():
     assert sorted({photo.label for photo in found}) == sorted(tax.leaf_names) == sorted(CLASSES)
     for photo in found[::40]:
         assert max(Image.open(io.BytesIO(photo.jpeg)).size) == 96
-    features = read_features(data.embedded("clothing_features.npz"))
+    features = read_feature_set(data.embedded("clothing_features.npz"))
     others = [photo for photo in found if photo.split != "train"]
     assert [features.class_names[label] for label in features.labels.tolist()] == [photo.label for photo in others]
     assert [part == 2 for part in features.split.tolist()] == [photo.split == "test" for photo in others]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from leafward.commands import COMMANDS
-from leafward.commands.list import FAMILIES, NEEDS, PARTLY
+from leafward.cli.commands import COMMANDS
+from leafward.cli.list import FAMILIES, NEEDS, PARTLY
 from leafward.errors import EXTRAS
 
 OTHERS = ("starlette", "tensorboard", "geoopt", "hypll", "gensim", "nltk", "onnx", "onnxruntime", "pandas", "sklearn")
@@ -36,7 +36,7 @@ sys.meta_path.insert(0, Hiding())
 import importlib.util  # which only asks, and must hear of no such package
 found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name.partition(".")[0] in hidden else found(name, *rest)
-from leafward.cli import main
+from leafward.cli.dispatch import main
 
 said = []
 for words in lines:

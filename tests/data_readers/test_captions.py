@@ -8,20 +8,21 @@ import json
 import numpy as np
 import pytest
 
+from leafward.data.captions import Captions, read_captions, readable, second_captions, without_images_of, write_captions
 from leafward.errors import DataError, UsageError
 from leafward.hierarchy import Taxonomy
-from leafward.tasks.captions import (
-    Captions,
-    read_captions,
-    readable,
-    second_captions,
-    without_images_of,
-    write_captions,
-)
-from leafward.tasks.taxonomy_captions import taxonomy_chains, taxonomy_trees, unrelated
+from leafward.systems.radial.taxonomy_captions import taxonomy_chains, taxonomy_trees, unrelated
 
 CHAIN = Captions.chain(["animal", "dog", "a dog, sitting"], ["car", "cat", None], "http://x/1.jpg")
 TREE = Captions(("animal", "dog", "cat", "puppy"), (-1, 0, 0, 1), ("car", None, "bus", None), root="a thing")
+CHAINS_BEFORE = [
+    ("vehicle", "dog"),
+    ("animal", "dog"),
+    ("vehicle", "bus", "van"),
+    ("vehicle", "cat", "puppy"),
+    ("animal", "cat", "hound"),
+]
+TREES_BEFORE = ["vehicle", "animal", "bus", "dog"]
 NESTED = {"animal": {"dog": {"puppy": {}, "hound": {}}, "cat": {}}, "vehicle": {"car": {}, "bus": {}}}
 
 
@@ -175,6 +176,46 @@ def test_negatives_on_random_dags_are_unrelated():
             same = free[node] & (tax.depth == tax.depth[node])
             allowed = same if same.any() else free[node]
             assert allowed[other] if other >= 0 else not allowed.any()
+
+
+def ancestors_by_hand(pairs: set[tuple[str, str]], node: str) -> set[str]:
+    """The node and all above it, climbing edge by edge."""
+    return {node}.union(*(ancestors_by_hand(pairs, parent) for child, parent in pairs if child == node))
+
+
+def random_dag(rng: np.random.Generator) -> set[tuple[str, str]]:
+    size = int(rng.integers(6, 20))
+    return {(f"n{i}", f"n{int(p)}") for i in range(1, size) for p in rng.integers(0, i, rng.integers(1, 3))}
+
+
+@pytest.mark.parametrize("make", [taxonomy_chains, taxonomy_trees])
+def test_no_negative_of_a_dag_is_an_ancestor_of_a_more_specific_text(make):
+    """Nor does one follow from its own text; it is missing only where every node is one or the other."""
+    rng = np.random.default_rng(7)
+    triples = missing = 0
+    for trial in range(150):
+        pairs = random_dag(rng)
+        tax = Taxonomy.from_edges(sorted(pairs))
+        above = {name: ancestors_by_hand(pairs, name) for name in tax.names}
+        for each in make(tax, seed=trial, caption=str, keep_root=True):
+            # Every text of a chain has a negative, false of its leaf; of a tree the top alone, false of every child.
+            ends, general = (each.texts[1:], 1) if make is taxonomy_trees else (each.texts[-1:], len(each.texts))
+            true = set().union(*(above[end] for end in ends))
+            for place, text in enumerate(each.texts[:general]):
+                allowed = {name for name in tax.names if name not in true and text not in above[name]}
+                wrong = each.negatives[place]
+                assert wrong in allowed or (wrong is None and not allowed), (sorted(pairs), each, text)
+                triples, missing = triples + 1, missing + (wrong is None)
+    assert triples - missing > 500
+
+
+def test_negatives_of_a_tree_are_what_they_were():
+    """Drawn before negatives were compared with the specific texts, which changes nothing without second parents."""
+    tax = Taxonomy.from_nested(
+        {"animal": {"dog": {"puppy": {}, "hound": {}}, "cat": {}}, "vehicle": {"car": {"van": {}}, "bus": {}}}, "thing"
+    )
+    assert [each.negatives for each in taxonomy_chains(tax, seed=3, caption=str)] == CHAINS_BEFORE
+    assert [each.negatives[0] for each in taxonomy_trees(tax, seed=3, caption=str)] == TREES_BEFORE
 
 
 def test_names_become_words():

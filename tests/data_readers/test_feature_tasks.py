@@ -10,12 +10,14 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from leafward.adapters.scores import similarity
+from leafward.data import fewshot
+from leafward.data.features import PAIR, read_vectors
+from leafward.encoders import zeroshot
+from leafward.encoders.scores import similarity
 from leafward.errors import DataError, UsageError
 from leafward.hierarchy import Taxonomy, metrics
-from leafward.tasks import breeds, fewshot, zeroshot
-from leafward.tasks.features import read_features
-from leafward.tasks.retrieval import recall_at_k
+from leafward.systems.radial import breeds
+from leafward.systems.radial.retrieval import recall_at_k
 
 
 def units(count: int, width: int = 8, seed: int = 0) -> torch.Tensor:
@@ -25,7 +27,7 @@ def units(count: int, width: int = 8, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("block", [1 << 25, 20])
 def test_recall_by_sorting(monkeypatch, block):
-    monkeypatch.setattr("leafward.tasks.retrieval.LARGEST_BLOCK", block)
+    monkeypatch.setattr("leafward.systems.radial.retrieval.LARGEST_BLOCK", block)
     image, text = units(12), units(30, seed=1)
     owner = torch.arange(30) % 10  # two images have no text
     found = recall_at_k(image, text, owner, ks=(1, 3))
@@ -54,8 +56,8 @@ def test_recall_refuses_what_does_not_fit():
 def test_recall_of_real_clip_features(shared_data):
     """CLIP ViT-B/32 on 500 COCO pairs: R@1 of 55.2 % and 50.6 % as published with the features."""
     file = shared_data / "clip_vitb32_features" / "coco_pairs_image_text_2x500x512_f32.npy"
-    features = read_features(file, ("image", "text"))
-    found = recall_at_k(features["image"], features["text"])
+    features = read_vectors(file, PAIR)
+    found = recall_at_k(features["image_features"], features["text_features"])
     assert sorted((found["image_to_text@1"], found["text_to_image@1"])) == pytest.approx([0.506, 0.552])
 
 
@@ -202,25 +204,32 @@ def test_features_from_files(tmp_path):
     label = np.array([0, 1, 1, 0])
     save_file({"image": image, "label": label}, tmp_path / "f.safetensors")
     np.savez(tmp_path / "f.npz", image=image, label=label)
-    for name in ("f.safetensors", "f.npz"):
-        found = read_features(tmp_path / name, ("image",), ("label",))
-        torch.testing.assert_close(found["image"].norm(dim=-1), torch.ones(4))
-        assert found["label"].tolist() == [0, 1, 1, 0]
-    with pytest.raises(DataError, match="'label'"):
-        read_features(tmp_path / "f.npz", ("image",))
-    with pytest.raises(DataError, match="lacks the array 'text'"):
-        read_features(tmp_path / "f.npz", ("text",), ("image", "label"))
+    np.savez(tmp_path / "full.npz", image_features=image, labels=label)
+    for name in ("f.safetensors", "f.npz", "full.npz"):
+        found = read_vectors(tmp_path / name, ("image_features",), ("labels",))
+        torch.testing.assert_close(found["image_features"].norm(dim=-1), torch.ones(4))
+        assert found["labels"].tolist() == [0, 1, 1, 0]
+        short = read_vectors(tmp_path / name, ("image",), ("label",))
+        assert torch.equal(short["image"], found["image_features"])
+        assert torch.equal(short["label"], found["labels"])
+    with pytest.raises(DataError, match="no use for the array 'labels'"):
+        read_vectors(tmp_path / "f.npz", ("image_features",))
+    with pytest.raises(DataError, match="holds no array 'text_features'"):
+        read_vectors(tmp_path / "f.npz", ("text_features",), ("image_features", "labels"))
+    np.savez(tmp_path / "twice.npz", image=image, image_features=image)
+    with pytest.raises(DataError, match="holds both 'image_features' and 'image', which is short for it"):
+        read_vectors(tmp_path / "twice.npz", ("image_features",))
     np.savez(tmp_path / "zero.npz", image=np.zeros((2, 3)))
     with pytest.raises(DataError, match="zero or not finite"):
-        read_features(tmp_path / "zero.npz", ("image",))
+        read_vectors(tmp_path / "zero.npz", ("image_features",))
     np.savez(tmp_path / "widths.npz", image=np.ones((2, 3)), text=np.ones((2, 4)))
-    with pytest.raises(DataError, match=r"one width, got {'image': 3, 'text': 4}"):
-        read_features(tmp_path / "widths.npz", ("image", "text"))
+    with pytest.raises(DataError, match=r"one width, got {'image_features': 3, 'text_features': 4}"):
+        read_vectors(tmp_path / "widths.npz", PAIR)
     np.savez(tmp_path / "object.npz", image=np.array([{}], dtype=object))
-    with pytest.raises(DataError, match="cannot read"):
-        read_features(tmp_path / "object.npz", ("image",))
+    with pytest.raises(DataError, match=r"cannot be read as \.npz"):
+        read_vectors(tmp_path / "object.npz", ("image_features",))
     np.save(tmp_path / "pair.npy", np.ones((2, 5, 3)))
-    assert read_features(tmp_path / "pair.npy", ("image", "text"))["text"].shape == (5, 3)
+    assert read_vectors(tmp_path / "pair.npy", PAIR)["text_features"].shape == (5, 3)
 
 
 @pytest.mark.parametrize("ending", ["npz", "safetensors"])
@@ -229,7 +238,7 @@ def test_zero_shot_reads_the_files_of_data_features(tmp_path, ending):
     split = torch.arange(30) % 3
     names = ("ant", "bee", "cat", "dog")
     file = tmp_path / f"toy.{ending}"
-    fewshot.write_features(file, fewshot.FeatureSet("toy", images, labels, texts, names, split))
+    fewshot.write_feature_set(file, fewshot.FeatureSet("toy", images, labels, texts, names, split))
     for part, number in (("train", 0), ("val", 1), ("test", 2), (None, 2)):
         image, text, label, found = zeroshot.labelled_features(file, part)
         assert found == list(names)

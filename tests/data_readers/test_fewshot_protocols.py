@@ -13,9 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ttest_1samp
 
-from leafward.errors import DataError, UsageError
-from leafward.intervals import mean_interval
-from leafward.tasks.fewshot import (
+from leafward.data.fewshot import (
     TEST,
     TRAIN,
     VALIDATION,
@@ -23,10 +21,12 @@ from leafward.tasks.fewshot import (
     episodes,
     few_shot,
     harmonic_mean,
-    read_features,
+    read_feature_set,
     seeded_split,
-    write_features,
+    write_feature_set,
 )
+from leafward.errors import DataError, UsageError
+from leafward.stats.intervals import mean_interval
 
 
 def features(classes: int = 5, per_class: int = 20, name: str = "toy", teacher: bool = False) -> FeatureSet:
@@ -43,8 +43,8 @@ def features(classes: int = 5, per_class: int = 20, name: str = "toy", teacher: 
 @pytest.mark.parametrize("teacher", [False, True])
 def test_files_round_trip(suffix: str, teacher: bool, tmp_path: Path) -> None:
     data = features(teacher=teacher)
-    write_features(tmp_path / f"toy{suffix}", data)
-    again = read_features(tmp_path / f"toy{suffix}")
+    write_feature_set(tmp_path / f"toy{suffix}", data)
+    again = read_feature_set(tmp_path / f"toy{suffix}")
     assert (again.name, again.class_names) == (data.name, data.class_names)
     for name in ("images", "labels", "texts", "split", "teacher_images", "teacher_texts"):
         ours, theirs = getattr(data, name), getattr(again, name)
@@ -65,7 +65,7 @@ def arrays() -> dict[str, np.ndarray]:
 
 def test_a_file_without_a_split_gets_the_same_one_every_time(tmp_path: Path) -> None:
     np.savez(tmp_path / "plain.npz", **arrays())  # pyright: ignore[reportArgumentType]
-    first, second = (read_features(tmp_path / "plain.npz") for _ in range(2))
+    first, second = (read_feature_set(tmp_path / "plain.npz") for _ in range(2))
     assert torch.equal(first.split, second.split)
     assert [int((first.split == part).sum()) for part in (TRAIN, VALIDATION, TEST)] == [50, 20, 30]
 
@@ -78,7 +78,7 @@ def without(**changes: object) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"labels": None}, "lacks the array 'labels'; it holds image_features, text_features"),
+        ({"labels": None}, "holds no array 'labels'; it holds image_features, text_features"),
         ({"class_names": None}, "lacks the class names"),
         ({"class_names": np.array(["a", "b"])}, "2 class names, text_features"),
         ({"text_features": np.zeros((5, 8), np.float32)}, "text_features holds a vector that is zero"),
@@ -97,18 +97,18 @@ def without(**changes: object) -> dict[str, np.ndarray]:
 def test_bad_files_are_refused(changes: dict, message: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "bad.npz", **without(**changes))  # pyright: ignore[reportArgumentType]
     with pytest.raises(DataError, match=message):
-        read_features(tmp_path / "bad.npz")
+        read_feature_set(tmp_path / "bad.npz")
 
 
 def test_foreign_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"must end in .npz or .safetensors, got 'x.pt'"):
-        read_features(tmp_path / "x.pt")
-    with pytest.raises(DataError, match="cannot read"):
-        read_features(tmp_path / "missing.npz")
+    with pytest.raises(UsageError, match=r"x.pt: expected a file that ends in .npz or .safetensors"):
+        read_feature_set(tmp_path / "x.pt")
+    with pytest.raises(DataError, match="no such file"):
+        read_feature_set(tmp_path / "missing.npz")
     # an .npz that would unpickle is refused before it runs anything
     np.savez(tmp_path / "pickle.npz", **without(class_names=np.array([{"a": 1}] * 5, dtype=object)))  # pyright: ignore
     with pytest.raises(DataError, match="allow_pickle=False"):
-        read_features(tmp_path / "pickle.npz")
+        read_feature_set(tmp_path / "pickle.npz")
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=80), st.integers(1, 6), st.integers(0, 20))
@@ -198,6 +198,6 @@ def test_intervals_against_scipy() -> None:
 def test_class_names_are_json_in_safetensors(tmp_path: Path) -> None:
     from safetensors import safe_open
 
-    write_features(tmp_path / "toy.safetensors", features())
+    write_feature_set(tmp_path / "toy.safetensors", features())
     with safe_open(tmp_path / "toy.safetensors", framework="numpy") as file:
         assert json.loads(file.metadata()["class_names"])[0] == "class 0"

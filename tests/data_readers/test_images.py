@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from leafward.config import checked
+from leafward.data.image_files import read_image
+from leafward.data.images import check, check_classes, from_arrays, from_dataset, load_images
 from leafward.errors import DataError, UsageError
-from leafward.tasks.augment import Augment
-from leafward.tasks.images import check, check_classes, from_arrays, from_dataset, load_images, read_image
+from leafward.systems.vision.augment import Augment
 
 
 def picture(value: int) -> Image.Image:
@@ -194,7 +196,7 @@ def test_images_of_libraries_are_named_and_share_the_classes_of_the_training():
 
 
 def test_large_sets_are_decoded_at_even_distances(monkeypatch):
-    monkeypatch.setattr("leafward.tasks.images.DECODED", 4)
+    monkeypatch.setattr("leafward.data.images.DECODED", 4)
     seen = []
     given = from_arrays(np.zeros((10, 8, 8, 3), dtype=np.uint8), np.zeros(10, dtype=int))
     check(replace(given, read=lambda i: seen.append(i)), "x")
@@ -226,4 +228,4 @@ def test_bad_data_are_named(tmp_path):
 @pytest.mark.parametrize(("name", "value"), [("hflip", 2.0), ("mixup", -1.0), ("scale", (0.5, 0.2))])
 def test_bad_augmentation_is_named(name, value):
     with pytest.raises(UsageError, match=name):
-        Augment(**{name: value})
+        checked(Augment, {name: value})

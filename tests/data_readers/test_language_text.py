@@ -7,8 +7,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from leafward.data.text.documents import digest, find_files, read_documents
 from leafward.errors import DataError, LeafwardError, UsageError
-from leafward.tasks.language.text import digest, find_files, read_documents
 
 
 def read(path, field="text"):

@@ -10,12 +10,12 @@ import pytest
 import tokenizers
 import torch
 
+from leafward.data.text import Corpus, Shard, Windows, load_tokenizer, prepare, train_tokenizer
+from leafward.data.text.corpus import held_out
+from leafward.data.text.shards import token_type, write_shards
+from leafward.data.text.tokenizer import END, encode, size
 from leafward.errors import DataError, UsageError
-from leafward.models import HelmConfig, HelmForCausalLM
-from leafward.tasks.language import Corpus, Shard, Windows, load_tokenizer, prepare, train_tokenizer
-from leafward.tasks.language.corpus import held_out
-from leafward.tasks.language.shards import token_type, write_shards
-from leafward.tasks.language.tokenizer import END, encode, size
+from leafward.systems.helm import HelmConfig, HelmForCausalLM
 
 TEXTS = [f"The {animal} said {n} times: leaf, root, leaf.\n" for n in range(12) for animal in ("fox", "owl", "ünï")]
 
@@ -120,7 +120,7 @@ def test_tokens_are_made_once_and_again_when_anything_changes(folder, monkeypatc
     data, cache = folder / "data.jsonl", folder / "cache"
     first = prepare(data, cache, vocab_size=280)
     with monkeypatch.context() as patch:
-        patch.setattr("leafward.tasks.language.corpus._build", lambda *_: pytest.fail("tokenised twice"))
+        patch.setattr("leafward.data.text.corpus._build", lambda *_: pytest.fail("tokenised twice"))
         assert prepare(data, cache, vocab_size=280).key == first.key
     assert prepare(data, cache, vocab_size=290).key != first.key
     assert prepare(data, cache, vocab_size=280, validation=0.3).key != first.key

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from leafward.data.standard_sets import read_images
 from leafward.errors import DataError
-from leafward.tasks.standard_sets import read_images
 
 IDS = {"n01": "tench", "n02": "great white shark", "n03": "crane"}
 

@@ -12,10 +12,10 @@ from radial_toys import KINDS, make
 from transformers import CLIPTextModel
 
 from leafward.adapters import BlockScaleConfig, adapters, attach, save_pretrained
-from leafward.adapters.encoders import load_encoder, make_trainable, merge_adapters
-from leafward.adapters.radial import RadialModel
-from leafward.adapters.radial_config import RadialConfig
+from leafward.encoders.encoder import load_encoder, make_trainable, merge_adapters
 from leafward.errors import DataError, UsageError
+from leafward.systems.radial.loss import RadialModel
+from leafward.systems.radial.objective import RadialConfig
 
 TEXTS = ["a small dog", "", "animal", "a red car on the grass", "animal"]
 
@@ -55,11 +55,11 @@ def test_images_where_there_is_an_image_side(encoder, tmp_path):
     torch.testing.assert_close(rows.norm(dim=-1), torch.ones(3))
     torch.testing.assert_close(rows[1], rows[2])
     assert not torch.allclose(rows[0], rows[1], atol=1e-3)
-    with pytest.raises(DataError, match="cannot read"):
+    with pytest.raises(DataError, match="image 0 of those given cannot be read as an image"):
         encoder.encode_image([b"no image"])
     broken = tmp_path / "broken.png"
     broken.write_bytes((tmp_path / "blue.png").read_bytes()[:-30])
-    with pytest.raises(DataError, match=r"cannot read the image .*broken\.png"):
+    with pytest.raises(DataError, match=r"broken\.png cannot be read as an image"):
         encoder.encode_image([broken])
     raw = encoder.encode_image([tmp_path / "blue.png"], unit=False)
     assert abs(float(raw.norm()) - 1) > 1e-3

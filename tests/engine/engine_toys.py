@@ -4,14 +4,11 @@ evaluation on the average of the weights, and a best checkpoint. Child processes
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import resource
 import signal
-import socket
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +17,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from leafward.engine import Interrupted, LoopConfig, Loss, OptimConfig, create_run, fit, load_yaml, publish, session
+from leafward.config import Settings, load_yaml
+from leafward.engine import Interrupted, LoopConfig, Loss, OptimConfig, create_run, fit, publish, session
+from ranks import become, finish, free_port, launch
 
 CLASSES, WIDTH, LENGTH = 5, 6, 4
-# What training imports, some of it late; loading it once for all child processes is most of the tests' speed.
-PRELOAD = [
-    "engine_toys",
-    "leafward.engine.loop",
-    "torch._dynamo",
-    "torch.distributed.fsdp",
-    "torch.utils.tensorboard",
-    "yaml",
-]
 
 
 class Points:
@@ -130,14 +120,11 @@ class Stopped(ToyTask):
         return super().loss(model, batch)
 
 
-@dataclass(frozen=True)
-class ToyConfig:
-    loop: LoopConfig = field(
-        default_factory=lambda: LoopConfig(
-            steps=12, batch_size=8, eval_every=5, checkpoint_every=3, log_every=2, ema=0.9, device="cpu"
-        )
+class ToyConfig(Settings, frozen=True):
+    loop: LoopConfig = LoopConfig(
+        steps=12, batch_size=8, eval_every=5, checkpoint_every=3, log_every=2, ema=0.9, device="cpu"
     )
-    optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=0.05, warmup_steps=2))
+    optim: OptimConfig = OptimConfig(lr=0.05, warmup_steps=2)
     dropout: float = 0.0
     noise: float = 0.1
 
@@ -150,7 +137,7 @@ def may_change() -> set[str]:
 
 def train(path: Path, config: ToyConfig, resume: bool = False, task: ToyTask | None = None) -> None:
     """Train in `path`, publish the weights beside it, and finish the run."""
-    with session(config.loop.device) as cluster:
+    with session(config.loop.device, config.loop.timeout) as cluster:
         run = create_run(cluster, path, config, resume=resume, may_change=may_change())
         torch.manual_seed(config.loop.seed)
         task = task or ToyTask(noise=config.noise)
@@ -161,10 +148,7 @@ def train(path: Path, config: ToyConfig, resume: bool = False, task: ToyTask | N
 
 
 def train_rank(rank: int, world: int, port: int, path: Path, config: ToyConfig, resume: bool, task: Any = None) -> None:
-    if world > 1:
-        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
+    become(rank, world, port)
     train(path, config, resume, task)
 
 
@@ -220,27 +204,6 @@ def reporting(out: Path, target: Any, *args: Any) -> None:
     except Exception as error:
         out.write_text(f"{type(error).__name__}: {error}")
         sys.exit(getattr(error, "exit_code", 1))
-
-
-def launch(target: Any, *args: Any) -> Any:
-    """Start `target(*args)` in a fresh process; torch is loaded once for all of them."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    process = context.Process(target=target, args=args)
-    process.start()
-    return process
-
-
-def finish(*processes: Any) -> list[int]:
-    for process in processes:
-        process.join(120)
-    return [process.exitcode for process in processes]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def train_ranks(world: int, path: Path, config: ToyConfig, resume: bool = False) -> None:

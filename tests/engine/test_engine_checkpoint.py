@@ -8,28 +8,18 @@ import os
 import pickle
 import shutil
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from engine_toys import (
-    Toy,
-    ToyConfig,
-    finish,
-    free_port,
-    launch,
-    record,
-    reporting,
-    train,
-    train_as_nobody,
-    train_limited,
-)
+from engine_toys import Toy, ToyConfig, record, reporting, train, train_as_nobody, train_limited
 from torch import nn
 
+from leafward.config import replace
 from leafward.engine.checkpoint import Checkpointer, load_published, load_weights, publish, verify
 from leafward.errors import DataError, LeafwardError, UsageError
+from ranks import finish, free_port, launch
 
 
 def _saved(directory: Path, steps: int = 3, **options) -> Checkpointer:
@@ -37,6 +27,13 @@ def _saved(directory: Path, steps: int = 3, **options) -> Checkpointer:
     for step in range(1, steps + 1):
         keeper.save(step, {"a": torch.full((3,), float(step)), "b": torch.tensor(step)}, {"step": step})
     return keeper
+
+
+def _without_hashes(manifest: Path, **change: Any) -> None:
+    """Make a manifest that of the version before, which knew the sizes alone."""
+    read = json.loads(manifest.read_text())
+    read = {name: value for name, value in read.items() if name not in ("hashes", "seal")}
+    manifest.write_text(json.dumps(read | {"version": 1} | change))
 
 
 def test_round_trip_and_keep_last(tmp_path: Path) -> None:
@@ -121,8 +118,7 @@ def test_if_all_are_damaged_nothing_starts_from_zero(tmp_path: Path) -> None:
 )
 def test_a_foreign_checkpoint_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     keeper = _saved(tmp_path, 1)
-    manifest = keeper.path(1) / "manifest.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | change))
+    _without_hashes(keeper.path(1) / "manifest.json", **change)
     with pytest.raises(DataError, match=words):
         verify(keeper.path(1))
 
@@ -166,13 +162,13 @@ def test_nothing_is_ever_unpickled(tmp_path: Path) -> None:
         keeper = _saved(tmp_path / f"b{number}", 1)
         (tensors,) = keeper.path(1).glob("*.safetensors")
         tensors.write_bytes(content)
-        manifest = keeper.path(1) / "manifest.json"
-        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"files": {tensors.name: len(content)}}))
+        _without_hashes(keeper.path(1) / "manifest.json", files={tensors.name: len(content)})
         assert keeper.latest() is not None
         with pytest.raises(DataError, match=tensors.name):
             keeper.load(1, {"a": torch.zeros(3)})
     publish(nn.Linear(1, 1), tmp_path / "model", {})
     (tmp_path / "model" / "model.safetensors").write_bytes(bomb)
+    (tmp_path / "model" / "SHA256SUMS").unlink()
     with pytest.raises(DataError, match="published model"):
         load_published(tmp_path / "model")
     assert not trap.exists()
@@ -224,7 +220,8 @@ def test_publish_keeps_tied_weights_and_replaces_in_one_step(tmp_path: Path) -> 
         with torch.no_grad():
             model.table.weight.add_(1.0)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["model"]
-    assert sorted(entry.name for entry in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
+    left = sorted(entry.name for entry in (tmp_path / "model").iterdir())
+    assert left == ["SHA256SUMS", "config.json", "model.safetensors"]
 
 
 def test_publish_of_a_module_registered_twice_with_a_buffer_that_is_not_kept(tmp_path: Path) -> None:

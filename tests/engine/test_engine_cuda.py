@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from engine_toys import Toy, ToyTask
 from torch import nn
 
+from leafward.config import replace
 from leafward.engine import LoopConfig, Loss, NonFiniteError, OptimConfig, RunDirectory, fit
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -7,13 +7,14 @@ import os
 import random
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engine_toys import ToyConfig, finish, launch, record, reporting, train, train_until_event
+from engine_toys import ToyConfig, record, reporting, train, train_until_event
 
+from leafward.config import replace
 from leafward.engine import OptimConfig
+from ranks import finish, launch
 
 # The first of three evaluations is the best, so that it matters whether a resumed run remembers it.
 CONFIG = ToyConfig(replace(ToyConfig().loop, ema=0.7), OptimConfig(lr=0.3, warmup_steps=2), dropout=0.2)

@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import signal
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from engine_toys import Toy, ToyConfig, ToyTask, record, train
 from torch import nn
 
+from leafward.config import replace
 from leafward.engine import Interrupted, LoopConfig, Loss, OptimConfig, RunDirectory, fit, load_published
 from leafward.engine.blocks import activation_checkpoints, blocks
 from leafward.engine.bookkeeping import Best, Guard
@@ -29,16 +30,17 @@ QUIET = LoopConfig(steps=4, batch_size=8, log_every=1, device="cpu")
 def _fit(path: Path, loop: LoopConfig, task: Any, optim: OptimConfig | None = None, model: nn.Module | None = None):
     torch.manual_seed(0)
     model = model or Toy()
-    run = RunDirectory.create(path, {"loop": vars(loop)})
+    run = RunDirectory.create(path, {"loop": loop})
     result = fit(model, task, loop, optim or OptimConfig(lr=0.05), run)
     return model, result, [{k: v for k, v in line.items() if k != "time"} for line in run.metrics()]
 
 
-def test_the_update_is_adamw_on_the_mean_over_all_terms(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("precision", "close"), [("float32", 1e-4), ("float64", 1e-10)])
+def test_the_update_is_adamw_on_the_mean_over_all_terms(tmp_path: Path, precision: Any, close: float) -> None:
     """Against a plain loop in float64 on the same samples: one mean over all counted terms, norm clipped."""
     task = ToyTask(noise=0.0)
     optim = OptimConfig(lr=0.05, clip_norm=0.3, warmup_steps=2)
-    model, _, lines = _fit(tmp_path, replace(QUIET, micro_batch=2), task, optim)
+    model, _, lines = _fit(tmp_path, replace(QUIET, micro_batch=2, precision=precision), task, optim)
 
     from leafward.engine.data import DataOrder
     from leafward.engine.optim import parameter_groups, schedule
@@ -54,17 +56,19 @@ def test_the_update_is_adamw_on_the_mean_over_all_terms(tmp_path: Path) -> None:
         mean = loss.total / loss.count
         optimizer.zero_grad()
         mean.backward()
-        norm = nn.utils.clip_grad_norm_(plain.parameters(), optim.clip_norm)
+        norm = torch.cat([parameter.grad.flatten() for parameter in plain.parameters()]).square().sum().sqrt()
+        for parameter in plain.parameters():  # not clip_grad_norm_, which divides by the norm + 1e-6
+            parameter.grad *= min(1.0, optim.clip_norm / float(norm))
         for group in optimizer.param_groups:
             group["lr"] = optim.lr * schedule(optim, 4)(step)
         optimizer.step()
-        assert lines[step]["train/loss"] == pytest.approx(mean.item(), abs=1e-6)
-        assert lines[step]["train/grad_norm"] == pytest.approx(float(norm), rel=1e-4)
+        assert lines[step]["train/loss"] == pytest.approx(mean.item(), abs=close / 100 + 1e-15)
+        assert lines[step]["train/grad_norm"] == pytest.approx(float(norm), rel=close)
         assert lines[step]["train/accuracy"] == pytest.approx(float(loss.metrics["accuracy"] / loss.count))
         assert lines[step]["train/lr"] == pytest.approx(optim.lr * schedule(optim, 4)(step))
         assert float(norm) > optim.clip_norm
     for name, parameter in plain.named_parameters():
-        torch.testing.assert_close(model.get_parameter(name).double(), parameter, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(model.get_parameter(name).double(), parameter, rtol=10 * close, atol=close)
 
 
 def test_a_log_line_is_the_mean_over_its_steps(tmp_path: Path) -> None:
@@ -103,7 +107,7 @@ def test_early_stop_gives_back_the_best_weights(tmp_path: Path, ema: float | Non
 def test_a_stopped_run_stays_stopped(tmp_path: Path) -> None:
     loop = replace(QUIET, steps=50, eval_every=2, patience=1)
     _fit(tmp_path, loop, Scripted([1.0, 2.0, 0.0], "min"))
-    run = RunDirectory.create(tmp_path, {"loop": vars(loop)}, resume=True)
+    run = RunDirectory.create(tmp_path, {"loop": loop}, resume=True)
     result = fit(Toy(), Scripted([], "min"), loop, OptimConfig(lr=0.05), run)
     assert (result.step, result.best_step, result.stopped_early) == (4, 2, True)
 
@@ -147,7 +151,7 @@ def test_a_signal_during_the_last_evaluation_is_not_lost(tmp_path: Path) -> None
 
     with pytest.raises(Interrupted, match="SIGTERM after step 4"):
         _fit(tmp_path, QUIET, Late())
-    run = RunDirectory.create(tmp_path, {"loop": vars(QUIET)}, resume=True)
+    run = RunDirectory.create(tmp_path, {"loop": QUIET}, resume=True)
     assert fit(Toy(), ToyTask(), QUIET, OptimConfig(lr=0.05), run).step == 4
 
 
@@ -321,7 +325,7 @@ def test_buffers_tied_weights_and_strides_survive_a_resume(tmp_path: Path) -> No
     for step in (4, 6):
         shutil.rmtree(tmp_path / "checkpoints" / f"step-{step:08d}")
     resumed = Tied()
-    run = RunDirectory.create(tmp_path, {"loop": vars(loop)}, resume=True)
+    run = RunDirectory.create(tmp_path, {"loop": loop}, resume=True)
     fit(resumed, ToyTask(), loop, OptimConfig(lr=0.05), run)
     assert [{k: v for k, v in line.items() if k != "time"} for line in run.metrics()] == lines
     assert resumed.blocks[1].linear.weight is resumed.blocks[0].linear.weight
@@ -333,7 +337,7 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     _fit(tmp_path, QUIET, ToyTask())
 
     def resume() -> None:
-        run = RunDirectory.create(tmp_path, {"loop": vars(QUIET)}, resume=True)
+        run = RunDirectory.create(tmp_path, {"loop": QUIET}, resume=True)
         fit(Toy(), ToyTask(), QUIET, OptimConfig(lr=0.05), run)
 
     good = (tmp_path / "metrics.jsonl").read_text()
@@ -343,7 +347,9 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
             resume()
     (tmp_path / "metrics.jsonl").write_text(good)
     manifest = tmp_path / "checkpoints" / "step-00000004" / "manifest.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"state": {}}))
+    # As of another loop's checkpoint: with version 1 nothing but the sizes is compared.
+    read = {name: value for name, value in json.loads(manifest.read_text()).items() if name not in ("hashes", "seal")}
+    manifest.write_text(json.dumps(read | {"version": 1, "state": {}}))
     with pytest.raises(DataError, match=r"step-00000004 is not a checkpoint of this loop.*'window'"):
         resume()
 

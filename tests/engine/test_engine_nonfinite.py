@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from engine_toys import Toy, ToyConfig, ToyTask, finish, free_port, launch, reporting, train_rank
+from engine_toys import Toy, ToyConfig, ToyTask, reporting, train_rank
 from safetensors.torch import load_file
 from torch import nn
 
+from leafward.config import replace
 from leafward.engine import LoopConfig, Loss, NonFiniteError, OptimConfig, RunDirectory, fit
+from ranks import finish, free_port, launch
 
 LOOP = LoopConfig(steps=9, batch_size=4, micro_batch=2, checkpoint_every=2, log_every=3, device="cpu", ema=0.9)
 

@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import engine_toys
 import pytest
-from engine_toys import (
-    SparingTask,
-    ToyConfig,
-    finish,
-    free_port,
-    launch,
-    record,
-    reporting,
-    train_rank,
-    train_rank_some,
-    train_ranks,
-)
+from engine_toys import SparingTask, ToyConfig, record, reporting, train_rank, train_rank_some, train_ranks
 from safetensors.torch import load
 from torch import nn
 
-from leafward.engine import Cluster, save_yaml, session
+from leafward.config import replace, save_yaml
+from leafward.engine import Cluster, session
 from leafward.engine.distributed import share
 from leafward.errors import LeafwardError, UsageError
+from ranks import finish, free_port, launch
 
 BASE = ToyConfig()
 
@@ -77,6 +68,18 @@ def test_any_split_of_the_work_gives_the_same_run(
     _assert_same(tmp_path / "run", alone)
 
 
+def test_dropout_does_not_depend_on_the_split(tmp_path: Path) -> None:
+    layouts: dict[str, tuple[int, dict[str, Any]]] = {
+        "one": (1, {}),
+        "micro": (1, {"micro_batch": 2}),
+        "two": (2, {"strategy": "fsdp", "micro_batch": 2, "checkpoint_activations": True}),
+    }
+    for name, (world, loop) in layouts.items():
+        train_ranks(world, tmp_path / name, replace(_config(**loop), dropout=0.3))
+    _assert_same(tmp_path / "micro", tmp_path / "one")
+    _assert_same(tmp_path / "two", tmp_path / "one")
+
+
 def test_a_checkpoint_of_two_ranks_resumes_on_one_and_four(alone: Path, tmp_path: Path) -> None:
     """The stages together are the run of one rank; each ends when one rank alone gets SIGTERM, between checkpoints."""
     run = tmp_path / "run"
@@ -100,7 +103,9 @@ def test_torchrun(alone: Path, tmp_path: Path) -> None:
         "--nproc-per-node=2",
         engine_toys.__file__,
     ]
-    subprocess.run([*command, str(tmp_path / "run"), str(tmp_path / "config.yaml")], check=True, timeout=120)
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+    command += [str(tmp_path / "run"), str(tmp_path / "config.yaml")]
+    subprocess.run(command, check=True, timeout=120, env=os.environ | {"PYTHONPATH": path})
     _assert_same(tmp_path / "run", alone)
     assert json.loads((tmp_path / "run" / "result.json").read_text())["step"] == 12
 

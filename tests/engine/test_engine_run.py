@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,10 @@ def test_a_finished_run_is_replaced_only_when_told(tmp_path: Path) -> None:
     for resume in (False, True):
         with pytest.raises(UsageError, match=r"finished run.*--overwrite"):
             RunDirectory.create(tmp_path, CONFIG, resume=resume)
+    run.report.write_text("page")
+    (run.checkpoints / "step-00000010").mkdir()
+    with pytest.raises(UsageError, match=r"finished run.*--overwrite"):
+        RunDirectory.create(tmp_path, CONFIG, resume=True)
     again = RunDirectory.create(tmp_path, {"other": 1}, overwrite=True, recipe="toy")
     assert again.metrics() == []
     assert not any((run.path / stale).exists() for stale in ("model", "members", "figures", "evaluation"))
@@ -41,6 +47,44 @@ def test_a_finished_run_is_replaced_only_when_told(tmp_path: Path) -> None:
     assert not again.finished
     assert again.config == {"other": 1}
     assert (run.path / "note.txt").read_text() == "mine"
+
+
+def test_a_finished_run_without_its_page_is_taken_up_to_write_it(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, CONFIG)
+    run.log(1, {"train/loss": 1.0})
+    (run.checkpoints / "step-00000010").mkdir()
+    run.finish({"score": 1})
+    with pytest.raises(UsageError, match=r"finished run"):
+        RunDirectory.create(tmp_path, CONFIG)
+    with pytest.raises(UsageError, match=r"name \(was 'x', now 'y'\)"):
+        RunDirectory.create(tmp_path, CONFIG | {"name": "y"}, resume=True)
+    again = RunDirectory.create(tmp_path, CONFIG, resume=True)
+    assert again.result() == {"score": 1}
+    assert len(again.metrics()) == 1
+
+
+def test_what_a_killed_writer_left_goes_when_the_run_is_taken_up(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, CONFIG)
+    folder = run.checkpoints / "cells" / "first"
+    folder.mkdir(parents=True)
+    stopped = f"""import os, sys
+from pathlib import Path
+from leafward.data.text.folders import replacing_folder
+from leafward.files import replacing
+with replacing_folder({str(tmp_path / "model")!r}) as model, replacing({str(folder / "scores.json")!r}) as scores:
+    for file in (model / "weights", scores):
+        file.write_text("half")
+    os.kill(os.getpid(), 9)
+"""
+    assert subprocess.run([sys.executable, "-c", stopped]).returncode == -9
+    (tmp_path / ".partial-model").mkdir()
+    (tmp_path / ".notes").write_text("mine")
+    (tmp_path / ".settings.json").write_text("mine")
+    assert len([path for path in tmp_path.rglob(".*") if path.name.endswith(".tmp")]) == 2
+    run.release()
+    RunDirectory.create(tmp_path, CONFIG, resume=True)
+    assert sorted(path.name for path in tmp_path.rglob(".*")) == [".notes", ".settings.json"]
+    assert sorted(path.name for path in folder.iterdir()) == []
 
 
 def test_an_unfinished_run_is_continued_only_when_told(tmp_path: Path) -> None:

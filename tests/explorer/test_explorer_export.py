@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from leafward.cli import main
+from leafward.cli.dispatch import main
 from leafward.errors import LeafwardError
 from leafward.explorer import Scene, build_scene, export, read_source, write_page
 from leafward.explorer.export import bundle, page_files, static_page, static_parts

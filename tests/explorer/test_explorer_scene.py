@@ -146,7 +146,7 @@ def test_items_get_their_nodes_at_centroids(items: Path, animals: Path) -> None:
 
 def test_an_index_is_read_with_its_taxonomy(items: Path, animals: Path, tmp_path: Path) -> None:
     pytest.importorskip("faiss")
-    from leafward.cli import main
+    from leafward.cli.dispatch import main
 
     index = tmp_path / "index"
     assert main(["data", "index", str(items), "--taxonomy", str(animals), "--out", str(index)]) == 0
@@ -170,10 +170,11 @@ def run_directory(folder: Path, geometry: str, taxonomy: Path, seed: int) -> Pat
     return folder
 
 
+@pytest.mark.parametrize("twin", ["euclidean-0", "euclidean-seed0"])  # the second as earlier versions named it
 @pytest.mark.parametrize("geometry", ["lorentz", "poincare"])
-def test_a_run_has_its_twin_beside_it(animals: Path, tmp_path: Path, geometry: str) -> None:
+def test_a_run_has_its_twin_beside_it(animals: Path, tmp_path: Path, geometry: str, twin: str) -> None:
     run = run_directory(tmp_path / "run", geometry, animals, 0)
-    run_directory(run / "members" / "euclidean-seed0", "euclidean", animals, 1)
+    run_directory(run / "members" / twin, "euclidean", animals, 1)
     scene = build_scene(read_source(run))
     assert [view.key for view in scene.views] == [geometry, "euclidean"]
     assert scene.views[0].describe()["curvature"] == 2.0
@@ -197,9 +198,8 @@ def test_a_run_without_embeddings_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_language_run_shows_its_tokens_and_those_of_its_twin(tmp_path: Path) -> None:
-    from leafward.models import HelmConfig, HelmForCausalLM
-    from leafward.tasks.language import save_model
-    from leafward.tasks.language.tokenizer import train_tokenizer
+    from leafward.data.text.tokenizer import train_tokenizer
+    from leafward.systems.helm import HelmConfig, HelmForCausalLM, save_model
 
     (tmp_path / "config.yaml").write_text("{}")
     (tmp_path / "env.json").write_text(json.dumps({"format": "leafward-run", "recipe": "helm"}))
@@ -212,6 +212,7 @@ def test_a_language_run_shows_its_tokens_and_those_of_its_twin(tmp_path: Path) -
         model = HelmForCausalLM(config)
         tables[geometry] = model.state_dict()["model.embed.weight"]
         save_model(model, tokenizer, folder / "model")
+    (folder / "config.yaml").write_text("geometry: euclidean")
     source = read_source(tmp_path)
     assert [space.label for space in source.spaces] == ["Lorentz", "Euclidean twin"]
     assert "␣be" in source.names
@@ -435,13 +436,14 @@ def test_thumbnails_are_matched_by_name_then_class_and_made_small(items: Path, t
 
 def test_images_too_large_to_decode_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     image_module = pytest.importorskip("PIL.Image")
+    from leafward.data import image_files
     from leafward.explorer import thumbnails
 
     path = tmp_path / "a.png"
     image_module.new("L", (50, 50)).save(path)
     assert thumbnails.thumbnail(path) is not None
-    monkeypatch.setattr(thumbnails, "MOST_PIXELS", 2499)
+    monkeypatch.setattr(image_files, "MOST_PIXELS", 2499)
     assert thumbnails.thumbnail(path) is None
-    monkeypatch.setattr(thumbnails, "MOST_PIXELS", 10**9)
-    monkeypatch.setattr(thumbnails, "LARGEST_FILE", 10)
+    monkeypatch.setattr(image_files, "MOST_PIXELS", 10**9)
+    monkeypatch.setattr(image_files, "LARGEST_FILE", 10)
     assert thumbnails.thumbnail(path) is None

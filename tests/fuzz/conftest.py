@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from leafward.cli import main
+from leafward.cli.dispatch import main
 
 for folder in ("fuzz", "adapters"):  # the bad files, and the tiny models of the adapters' tests
     sys.path.insert(0, str(Path(__file__).parents[1] / folder))

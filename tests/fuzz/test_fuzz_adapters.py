@@ -11,7 +11,8 @@ from fuzz_files import ARRAYS, TRAP
 from radial_toys import make
 from safetensors.torch import load_file, save_file
 
-from leafward.adapters import BlockScaleConfig, attach, load_encoder, save_pretrained
+from leafward.adapters import BlockScaleConfig, attach, save_pretrained
+from leafward.encoders import load_encoder
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ CHANGES = {
     "config-null": ({"config": None}, "config"),
     "config-list": ({"config": []}, "config"),
     "config-unknown": ({"config": {"blok_size": 8}}, "blok_size"),
-    "config-type": ({"config": {"block_size": "8"}}, "block_size"),
+    "config-type": ({"config": {"block_size": "eight"}}, "block_size"),
     "config-zero": ({"config": {"block_size": 0}}, "block_size"),
     "config-huge": ({"config": {"block_size": 10**30}}, "block_size"),
     "config-choice": ({"config": {"constraint": "tight"}}, "constraint"),

@@ -327,11 +327,11 @@ def test_folders_of_embeddings(case, place, refuses):
 
 def test_an_archive_is_measured_before_it_is_unpacked(place, monkeypatch):
     """The bomb is refused by what its table says, without a byte of it being unpacked."""
+    from leafward.data.arrays import read_arrays
     from leafward.errors import DataError
-    from leafward.tasks.features import load_arrays
 
     monkeypatch.setattr(np, "load", None)
     (place / "bomb.npz").write_bytes(ARRAYS["bomb.npz"][1])
     with pytest.raises(DataError, match="would unpack to 160,000,128"):
-        load_arrays(place / "bomb.npz")
+        read_arrays(place / "bomb.npz")
     assert io.BytesIO(ARRAYS["bomb.npz"][1]).getbuffer().nbytes < 1 << 20

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from leafward.commands import COMMANDS
-from leafward.data import embedded
+from leafward.cli.commands import COMMANDS
+from leafward.cli.train import CONFIGS
+from leafward.data.samples import embedded
 from leafward.engine.run import RunDirectory
-from leafward.recipes import EVALUATIONS, EXPLANATIONS, PREPARATIONS, RECIPES
+from leafward.systems import EVALUATIONS, EXPLANATIONS, PREPARATIONS
 
 MATRIX = str(embedded("stories260k_embedding.npy"))
 
@@ -98,7 +99,7 @@ WORDS: list[tuple[str, str]] = [
     ("train radial --epochs 0", "epochs"),
     ("train radial --objective.aperture 0", "aperture"),
     ("train radial --objective.pull -1", "pull"),
-    ("train segmenter", "data"),
+    ("train hyperclip --task segment", "data"),
     ("train taxonomy", "data"),
     ("train taxonomy --data gone.csv", "gone.csv"),
     ("train taxonomy --dim 0", "dim"),
@@ -189,7 +190,7 @@ WORDS: list[tuple[str, str]] = [
     ("report . --out r.html", "neither a run"),
     ("report gone gone --out r.html", "gone"),
     ("demo --only bogus", "--only 'bogus' is not one of its choices; allowed: adapt, all, build, measure"),
-    ("train taxonomy --geometry sphere", "--geometry 'sphere'"),
+    ("train taxonomy --geometry sphere", "geometry must be one of"),
     ("report --out", "--out"),
     ("bench geometri", "did you mean 'geometry'"),
     ("bench ../setup", "../setup"),
@@ -228,12 +229,12 @@ def test_every_command_refuses_an_unknown_flag(command, refuses):
 
 @pytest.mark.parametrize(
     ("command", "table", "before"),
-    [("train", RECIPES, ()), ("data", PREPARATIONS, ()), ("evaluate", EVALUATIONS, ("x", "--task"))],
+    [("train", CONFIGS, ()), ("data", PREPARATIONS, ()), ("evaluate", EVALUATIONS, ("x", "--task"))],
 )
 def test_every_tool_refuses_an_unknown_flag(command, table, before, refuses):
     for name in table:
         words = ["x"] if name in ("features", "index") else []
-        refuses([command, *before, name, *words, "--no-such-flag", "3"], "no-such-flag")
+        refuses([command, *before, *name.split(), *words, "--no-such-flag", "3"], "no-such-flag")
 
 
 def test_every_explanation_refuses_an_unknown_flag(refuses):

@@ -17,9 +17,9 @@ from PIL import Image
 TRAIN = ["--loop.device", "cpu", "--loop.steps", "1", "--out", "run"]
 
 
-def png(size: tuple[int, int] = (32, 32), mode: str = "RGB", colour: object = 0) -> bytes:
+def png(size: tuple[int, int] = (32, 32), mode: str = "RGB", colour: object = 0, kind: str = "PNG") -> bytes:
     file = io.BytesIO()
-    Image.new(mode, size, colour).save(file, "PNG")  # type: ignore[arg-type]
+    Image.new(mode, size, colour).save(file, kind)  # type: ignore[arg-type]
     return file.getvalue()
 
 
@@ -38,6 +38,8 @@ BAD = {
     "damaged": png()[:60] + b"\xff" * 20 + png()[80:],
     "bomb": BOMB,
     "svg": b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+    "eps": png(kind="EPS"),
+    "pcx": png(kind="PCX"),
 }
 
 

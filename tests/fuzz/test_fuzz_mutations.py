@@ -16,10 +16,11 @@ import torch
 from fuzz_files import safetensors, tensor
 from hypothesis import strategies as st
 
-from leafward.cli import main
-from leafward.engine.config import load_yaml
+from leafward.cli.dispatch import main
+from leafward.config import load_yaml
 from leafward.errors import LeafwardError
-from leafward.recipes import helm, superposition
+from leafward.systems.helm import config as helm
+from leafward.systems.superposition import config as superposition
 
 SETTINGS = hypothesis.settings(
     derandomize=True,
@@ -83,7 +84,7 @@ def test_predictions(content, place, refuses):
 @hypothesis.given(data=st.data(), recipe=st.sampled_from([superposition, helm]))
 def test_configurations(data, recipe, place, counts):
     """Read without training: a mutated configuration may be a good one."""
-    from leafward.engine.config import to_yaml
+    from leafward.config import to_yaml
 
     (place / "c.yaml").write_bytes(data.draw(mutated(to_yaml(recipe.Config()).encode())))
     said = "good"

@@ -11,9 +11,11 @@ from typing import Any, Literal
 
 import pytest
 
-from leafward.recipes import EVALUATIONS, EXPLANATIONS, PREPARATIONS, RECIPES
+from leafward.cli.train import CONFIGS
+from leafward.config import is_settings
+from leafward.systems import EVALUATIONS, EXPLANATIONS, PREPARATIONS
 
-FAMILIES = {"train": RECIPES, "data": PREPARATIONS, "evaluate": EVALUATIONS, "explain": EXPLANATIONS}
+FAMILIES = {"train": CONFIGS, "data": PREPARATIONS, "evaluate": EVALUATIONS, "explain": EXPLANATIONS}
 HUGE = "1" + "0" * 30
 WRONG = {int: ("1.5", HUGE), float: ("wrong", "nan"), Literal: ("no-such-choice",)}
 """Kind of an option -> values that no option of that kind takes."""
@@ -22,7 +24,7 @@ WRONG = {int: ("1.5", HUGE), float: ("wrong", "nan"), Literal: ("no-such-choice"
 def options(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted name and kind of the options that hold numbers or choices."""
     for name, hint in typing.get_type_hints(cls).items():
-        if dataclasses.is_dataclass(hint):
+        if dataclasses.is_dataclass(hint) or is_settings(hint):
             yield from options(typing.cast(type, hint), f"{prefix}{name}.")
         elif (kind := kind_of(hint)) is not None:
             yield prefix + name, kind
@@ -41,7 +43,8 @@ def kind_of(hint: Any) -> Any:
 
 def head(command: str, name: str, cls: type) -> list[str]:
     """A command line with all that must be there but the option in question."""
-    words = {"data": ["data", name], "train": ["train", name]}.get(command, [command, "nowhere", "--task", name])
+    families = {"data": ["data", name], "train": ["train", *name.split()]}
+    words = families.get(command, [command, "nowhere", "--task", name])
     if command == "explain":
         words = ["explain", "nowhere", "picture.png", "--system", name]
     if command == "data":
@@ -66,7 +69,8 @@ CASES = [
 @pytest.mark.parametrize(("command", "name", "module", "option", "kind"), CASES)
 def test_a_value_that_the_option_cannot_take(command, name, module, option, kind, refuses, monkeypatch):
     loaded = importlib.import_module(module)
-    monkeypatch.setattr(loaded, "run", None)  # nothing may begin
+    begins = importlib.import_module(module.replace(".config", ".train")) if command == "train" else loaded
+    monkeypatch.setattr(begins, "run", None)  # nothing may begin
     cls = loaded.Config if command == "train" else loaded.Args
     # The parts of the engine are the same in every recipe; one wrong value for each option of theirs is enough.
     for value in WRONG[kind][: 1 if "." in option else None]:

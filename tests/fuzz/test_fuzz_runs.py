@@ -9,7 +9,7 @@ import shutil
 import pytest
 from fuzz_files import ARRAYS, TRAP
 
-from leafward.cli import main
+from leafward.cli.dispatch import main
 
 TREE = "child,parent\nanimal,\ndog,animal\ncat,animal\npoodle,dog\ncorgi,dog\ntabby,cat\nmanx,cat\n"
 SWEEP = ["--features", "20", "--widths", "3", "4", "6", "--decays", "-1", "1", "--laws", "power:1", "--steps", "10"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from leafward.data import embedded
+from leafward.data.samples import embedded
 from leafward.errors import too_large
 
 HUGE = 10**15
@@ -20,19 +20,19 @@ SIZES: list[tuple[str, str]] = [
     (f"{TAXONOMY} --dim", MEMORY),
     (f"{TAXONOMY} --geometry euclidean --dim", MEMORY),
     (f"{TAXONOMY} --objective cones --dim", MEMORY),
-    (f"{TAXONOMY} --seeds", "seeds must be at most 10,000"),
+    (f"{TAXONOMY} --seeds", "seeds must be an integer from 1 to 10,000"),
     (f"{SWEEP} --features", MEMORY),
-    (f"{SWEEP} --seeds", "seeds must be at most 10,000"),
-    (f"{SWEEP} --workers", "workers must be at most 1,024"),
-    (f"{FEWSHOT} --seeds", "seeds must be at most"),
-    (f"{LANGUAGE} --seeds", "seeds must be at most"),
-    (f"{LANGUAGE} --vocab-size", "vocab_size must be at most"),
-    (f"{LANGUAGE} --loop.batch-size", "loop.batch_size must be at most"),
-    (f"{LANGUAGE} --loop.workers", "loop.workers must be at most"),
-    ("train hcformer --data . --size", "size must be at most"),
-    ("train hcformer --data . --loop.batch-size", "loop.batch_size must be at most"),
-    ("train himapper --data . --backbone timm:resnet10t --seeds", "seeds must be at most"),
-    ("train radial --model m --data d.csv --batch-size", "batch_size must be at most"),
+    (f"{SWEEP} --seeds", "seeds must be an integer from 1 to 10,000"),
+    (f"{SWEEP} --workers", "workers must be an integer from 0 to 1,024"),
+    (f"{FEWSHOT} --seeds", "seeds must be an integer from"),
+    (f"{LANGUAGE} --seeds", "seeds must be an integer from"),
+    (f"{LANGUAGE} --vocab-size", "vocab_size must be an integer from"),
+    (f"{LANGUAGE} --loop.batch-size", "loop.batch_size must be an integer from"),
+    (f"{LANGUAGE} --loop.workers", "loop.workers must be an integer from"),
+    ("train hcformer --data . --size", "size must be an integer from"),
+    ("train hcformer --data . --loop.batch-size", "loop.batch_size must be an integer from"),
+    ("train himapper --data . --backbone timm:resnet10t --seeds", "seeds must be an integer from"),
+    ("train radial --model m --data d.csv --batch-size", "batch_size must be an integer from"),
 ]
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +19,11 @@ ROOT = Path(leafward.__file__).parent
 SOURCES = {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in ROOT.rglob("*.py")}
 PICKLES = {"pickle", "cPickle", "_pickle", "dill", "joblib", "cloudpickle", "shelve", "marshal"}
 UNPACKERS = {"extractall", "extract", "unpack_archive"}
-OWN_FILES = {"report/page.py", "explorer/export.py", "commands/bench.py", "data/__init__.py", "commands/_demo/build.py"}
-"""Modules that read files of the package itself, or what they have just written."""
+OWN_FILES = {
+    *("report/page.py", "explorer/export.py", "cli/bench.py", "data/samples/__init__.py", "cli/demo_parts/build.py"),
+    "engine/lock.py",
+}
+"""Modules that read files of the package itself, of the kernel, or what they have just written."""
 CHECKED = {"report/runs.py"}
 """Modules that look at the size themselves."""
 
@@ -55,6 +61,8 @@ def dangerous(tree: ast.AST) -> Iterator[str]:
                 yield ast.unparse(call)
         if last in UNPACKERS and "shutil" not in name and "re." not in name:
             yield ast.unparse(call)
+        if ".Auto" in f".{name}" and last == "from_pretrained" and keyword(call, "trust_remote_code") is not False:
+            yield ast.unparse(call)  # without an answer transformers asks at the terminal
         if keyword(call, "trust_remote_code") is True or keyword(call, "shell") is True:
             yield ast.unparse(call)
 
@@ -80,6 +88,7 @@ def test_no_module_can_run_what_a_file_holds(name):
         "eval(text)",
         "subprocess.run(text, shell=True)",
         "AutoModel.from_pretrained(name, trust_remote_code=True)",
+        "library.AutoTokenizer.from_pretrained(name)",
     ],
 )
 def test_the_check_itself_sees_what_it_looks_for(text):
@@ -89,9 +98,33 @@ def test_the_check_itself_sees_what_it_looks_for(text):
 def test_the_loader_of_configurations_is_a_safe_one():
     import yaml
 
-    from leafward.engine.config import _dialect
+    from leafward.config import _dialect
 
     assert issubclass(_dialect()[0], yaml.SafeLoader)
+
+
+def test_the_code_of_a_folder_never_runs_and_nobody_is_asked(tmp_path):
+    """Not even where somebody types yes: the tokenizer and the model of a folder that brings code of its own."""
+    marker = tmp_path / "ran"
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "own.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    card = {"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModel": "own.Model"}}
+    (folder / "config.json").write_text(json.dumps(card))
+    (folder / "tokenizer.json").write_text("{}")
+    program = f"""
+from leafward.encoders import load_encoder
+from leafward.errors import LeafwardError
+from leafward.data.text import load_tokenizer
+for load in (load_tokenizer, load_encoder):
+    try:
+        load({str(folder)!r})
+    except LeafwardError as error:
+        print("refused")
+"""
+    done = subprocess.run([sys.executable, "-c", program], input="y\n" * 9, capture_output=True, text=True)
+    assert done.stdout == "refused\nrefused\n", done.stdout + done.stderr
+    assert not marker.exists()
 
 
 def test_models_are_never_loaded_from_pickles():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from leafward.geometry import lorentz, poincare
+from leafward.geometry import cones, lorentz, poincare
 
 CURVED = pytest.mark.parametrize("c", [0.25, 4.0])
 
@@ -52,7 +52,7 @@ def test_the_aperture_of_a_cone_needs_the_curvature(c: float) -> None:
     p = lorentz.to_poincare(x, c)
     norm, length = p.norm(dim=-1), x.norm(dim=-1)
     exact = torch.asin(0.1 * (1 - c * norm**2) / (c**0.5 * norm))
-    torch.testing.assert_close(lorentz.half_aperture(x, c), exact, rtol=1e-6, atol=0)
+    torch.testing.assert_close(cones.half_aperture(x, c), exact, rtol=1e-6, atol=0)
     assert ((torch.asin((0.2 / length).clamp(max=1)) / exact - 1).abs() > 0.3).all()
 
 
@@ -65,12 +65,12 @@ def test_an_angle_needs_every_coordinate() -> None:
         return torch.acos((time_y + time_x * product) / (x.norm(dim=-1) * (product**2 - 1).sqrt()))
 
     x, y = points()
-    torch.testing.assert_close(lorentz.exterior_angle(x, y, 1.0), oxy_angle(x, y), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(cones.exterior_angle(x, y, 1.0), oxy_angle(x, y), rtol=1e-6, atol=1e-6)
     twice_cut = oxy_angle(x[:, 1:], y[:, 1:])
     assert (twice_cut - oxy_angle(x, y)).abs().mean() > 0.05
     flipped = y * torch.tensor([-1.0, 1.0, 1.0, 1.0, 1.0], dtype=y.dtype)
     assert torch.equal(oxy_angle(x[:, 1:], flipped[:, 1:]), twice_cut)
-    assert (lorentz.exterior_angle(x, flipped, 1.0) - lorentz.exterior_angle(x, y, 1.0)).abs().min() > 1e-4
+    assert (cones.exterior_angle(x, flipped, 1.0) - cones.exterior_angle(x, y, 1.0)).abs().min() > 1e-4
 
 
 def test_an_addition_with_swapped_arguments_is_none() -> None:

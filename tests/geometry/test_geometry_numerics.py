@@ -9,7 +9,18 @@ import pickle
 import pytest
 import torch
 
-from leafward.geometry import Curvature, Euclidean, Lorentz, PoincareBall, Product, euclidean, lorentz, poincare
+from leafward.geometry import (
+    Curvature,
+    Euclidean,
+    Lorentz,
+    PoincareBall,
+    Product,
+    cones,
+    euclidean,
+    lorentz,
+    pairs,
+    poincare,
+)
 
 HALF = [torch.bfloat16, torch.float16]
 ALL = [torch.float32, *HALF]
@@ -83,16 +94,23 @@ def test_first_and_second_derivatives_are_right():
         (lambda x, y: lorentz.logmap(x, y, 0.7), (x, y)),
         (lambda x, y: lorentz.expmap(x, y, 0.7), (x, y)),
         (lambda x, y, w: lorentz.transport(x, y, w, 0.7), (x, y, w)),
-        (lambda x, y: lorentz.exterior_angle(x, y, 0.7), (x, y)),
-        (lambda x: lorentz.half_aperture(x, 0.7), (x,)),
+        (lambda x, y: cones.exterior_angle(x, y, 0.7), (x, y)),
+        (lambda x: cones.half_aperture(x, 0.7), (x,)),
         (lambda x, y: lorentz.residual(x, y, 0.5, 0.7), (x, y)),
         (lambda m: lorentz.centroid(m, weights, 0.7), (many,)),
-        (lambda x, y: lorentz.cdist(x, y, 0.7), (x, y)),
+        (lambda m: lorentz.centroid_of_sum(m, 3.0 + m.norm(dim=-1, keepdim=True), 0.7), (many,)),
+        (lambda x, y: pairs.distances(x, y, 0.7), (x, y)),
+        (lambda x, y: pairs.distances(x, y, None), (x, y)),
+        (lambda x, y: pairs.ball_distances(x, y, 0.7), (x, y)),
+        (lambda x, y: pairs.tangent_distances(x, y, 0.7), (x, y)),
+        (lambda x, y: pairs.tangent_distances(x, y, None), (x, y)),
+        (lambda x, y: pairs.exterior_angles(x, y, 0.7), (x, y)),
+        (lambda x, y: pairs.exterior_angles(x, y, None), (x, y)),
         (lambda x, y: poincare.dist(x, y, 0.7), (x, y)),
         (lambda x, y: poincare.mobius_add(x, y, 0.7), (x, y)),
         (lambda x, y: poincare.logmap(x, y, 0.7), (x, y)),
         (lambda m: poincare.centroid(m, weights, 0.7), (many,)),
-        (lambda x, y, w: euclidean.exterior_angle(x, y, w), (x, y, w)),
+        (lambda x, y, w: cones.flat_exterior_angle(x, y, w), (x, y, w)),
     ]
     for function, inputs in cases:
         assert torch.autograd.gradcheck(function, inputs)
@@ -127,7 +145,7 @@ def test_functional_transforms_work():
 def test_exterior_angle_about_a_root_has_finite_gradients_where_points_meet():
     x = torch.tensor([[1.0, 2.0], [0.0, 0.0], [1.0, 1.0], [3.0, 0.0]])
     y = torch.tensor([[1.0, 2.0], [1.0, 0.0], [2.0, 2.0], [1.0, 0.0]])  # y = x; x = root; straight on; straight back
-    value, grads = _grads(lambda a, b: euclidean.exterior_angle(a, b, torch.zeros(2)), x, y)
+    value, grads = _grads(lambda a, b: cones.flat_exterior_angle(a, b, torch.zeros(2)), x, y)
     assert bool(torch.isfinite(value).all())
     assert all(bool(torch.isfinite(g).all()) for g in grads)
     assert float(value[2]) == pytest.approx(0.0, abs=1e-6)
@@ -142,6 +160,12 @@ def _full(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([x[..., :1], x], dim=-1)
 
 
+def _half_sum(x: torch.Tensor, y: torch.Tensor, c: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The centroid of two points from half their sum, in float32 or better."""
+    half = 0.5 * (lorentz.lift(lorentz.wide(x), c) + lorentz.lift(lorentz.wide(y), c))
+    return lorentz.centroid_of_sum(half[..., 1:], half[..., :1], c)
+
+
 BINARY = {
     "lorentz.dist": lorentz.dist,
     "lorentz.expmap": lorentz.expmap,
@@ -149,20 +173,29 @@ BINARY = {
     "lorentz.residual": lambda x, y, c: lorentz.residual(x, y, 0.5, c),
     "lorentz.geodesic": lambda x, y, c: lorentz.geodesic(x, y, 0.3, c),
     "lorentz.transport": lambda x, y, c: lorentz.transport(x, y, torch.ones_like(x), c),
-    "lorentz.exterior_angle": lorentz.exterior_angle,
-    "lorentz.cdist": lorentz.cdist,
-    "lorentz.cdist_fast": lambda x, y, c: lorentz.cdist(x, y, c, precise=False),
+    "lorentz.centroid_of_sum": lambda x, y, c: _half_sum(x, y, c)[0].to(x.dtype),
+    "lorentz.centroid_of_sum_time": lambda x, y, c: _half_sum(x, y, c)[1].to(x.dtype),
+    "cones.exterior_angle": cones.exterior_angle,
+    "cones.exterior_angle_flat": lambda x, y, c: cones.exterior_angle(x, y, None),
+    "cones.flat_exterior_angle": lambda x, y, c: cones.flat_exterior_angle(x, y),
+    "pairs.distances": pairs.distances,
+    "pairs.distances_fast": lambda x, y, c: pairs.distances(x, y, c, precise=False),
+    "pairs.distances_flat": lambda x, y, c: pairs.distances(x, y, None),
+    "pairs.ball_distances": pairs.ball_distances,
+    "pairs.tangent_distances": pairs.tangent_distances,
+    "pairs.tangent_distances_fast": lambda x, y, c: pairs.tangent_distances(x, y, c, precise=False),
+    "pairs.tangent_distances_flat": lambda x, y, c: pairs.tangent_distances(x, y, None),
+    "pairs.exterior_angles": pairs.exterior_angles,
+    "pairs.exterior_angles_flat": lambda x, y, c: pairs.exterior_angles(x, y, None),
     "lorentz.centroid": lambda x, y, c: lorentz.centroid(torch.stack([x, y], -2), None, c),
     "lorentz.inner": lambda x, y, c: lorentz.inner(x, y, torch.ones_like(x), c),
     "poincare.dist": poincare.dist,
     "poincare.mobius_add": poincare.mobius_add,
     "poincare.expmap": poincare.expmap,
     "poincare.logmap": poincare.logmap,
-    "poincare.cdist": poincare.cdist,
     "poincare.geodesic": lambda x, y, c: poincare.geodesic(x, y, 0.3, c),
     "poincare.transport": lambda x, y, c: poincare.transport(x, y, torch.ones_like(x), c),
     "poincare.centroid": lambda x, y, c: poincare.centroid(torch.stack([x, y], -2), None, c),
-    "poincare.exterior_angle": poincare.exterior_angle,
     "lorentz.length": lorentz.length,
     "lorentz.transport0": lorentz.transport0,
     "poincare.inner": lambda x, y, c: poincare.inner(x, y, torch.ones_like(x), c),
@@ -172,7 +205,6 @@ BINARY = {
     "poincare.gyration_of": lambda x, y, c: poincare.gyration(y, torch.full_like(x, 0.1), x, c),
     "poincare.mobius_matvec": lambda x, y, c: poincare.mobius_matvec(x[:3], y, c),
     "euclidean.dist": lambda x, y, c: euclidean.dist(x, y),
-    "euclidean.cdist": lambda x, y, c: euclidean.cdist(x, y),
     "euclidean.centroid": lambda x, y, c: euclidean.centroid(torch.stack([x, y], -2)),
     "Lorentz.minkowski": lambda x, y, c: Lorentz(c).minkowski(_full(x), _full(y)),
     "Lorentz.inner": lambda x, y, c: Lorentz(c).inner(_full(x), _full(y), _full(y)),
@@ -184,28 +216,32 @@ BINARY = {
     "PoincareBall.norm": lambda x, y, c: PoincareBall(c).norm(x, y),
     "Euclidean.inner": lambda x, y, c: Euclidean().inner(x, x, y),
     "Euclidean.norm": lambda x, y, c: Euclidean().norm(x, 0.5 * x - 0.5 * y),
-    "euclidean.exterior_angle": lambda x, y, c: euclidean.exterior_angle(x, y),
+    "Lorentz.exterior_angle": lambda x, y, c: Lorentz(c).exterior_angle(_full(x), _full(y)),
+    "PoincareBall.exterior_angle": lambda x, y, c: PoincareBall(c).exterior_angle(x, y),
 }
 UNARY = {
     "lorentz.time": lorentz.time,
     "lorentz.rescale": lambda x, c: lorentz.rescale(x, c, 2.0),
     "poincare.mobius_scale": lambda x, c: poincare.mobius_scale(0.7, x, c),
     "euclidean.dist0": lambda x, c: euclidean.dist0(x),
-    "euclidean.half_aperture": lambda x, c: euclidean.half_aperture(x),
+    "cones.half_aperture_flat": lambda x, c: cones.half_aperture(x, None),
     "lorentz.expmap0": lorentz.expmap0,
     "lorentz.expmap0_lifted": lorentz.expmap0_lifted,
     "lorentz.logmap0": lorentz.logmap0,
     "lorentz.lift": lorentz.lift,
     "lorentz.dist0": lorentz.dist0,
     "lorentz.to_poincare": lorentz.to_poincare,
-    "lorentz.half_aperture": lorentz.half_aperture,
+    "lorentz.time_of_norm": lambda x, c: lorentz.time_of_norm(lorentz.tame(x).norm(dim=-1, keepdim=True), c).to(
+        x.dtype
+    ),
+    "cones.half_aperture": cones.half_aperture,
     "poincare.expmap0": poincare.expmap0,
     "poincare.logmap0": poincare.logmap0,
     "poincare.dist0": poincare.dist0,
     "poincare.project": poincare.project,
     "poincare.conformal": poincare.conformal,
     "poincare.to_lorentz": poincare.to_lorentz,
-    "poincare.half_aperture": poincare.half_aperture,
+    "PoincareBall.half_aperture": lambda x, c: PoincareBall(c).half_aperture(x),
 }
 SHAPES = [(1, 200), (2, 100), (7, 80), (64, 60), (1024, 20)]
 
@@ -231,7 +267,7 @@ def _wild(rows: int, n: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 def test_no_nan_for_any_finite_input(name, c, dtype):
     """Together more than 100,000 random rows, forward and backward."""
     for seed, (n, rows) in enumerate(SHAPES):
-        rows = rows if "cdist" not in name else rows // 4
+        rows = rows if "pairs." not in name else rows // 4
         x, y = _wild(rows, n, dtype, seed), _wild(rows, n, dtype, seed + 50)
         y[rows // 2 : rows // 2 + 20] = x[rows // 2 : rows // 2 + 20]
         inputs = (x, y) if name in BINARY else (x,)
@@ -242,7 +278,7 @@ def test_no_nan_for_any_finite_input(name, c, dtype):
         assert not any(bool(g.isnan().any()) for g in grads)
 
 
-@pytest.mark.parametrize("module", [lorentz, poincare, euclidean])
+@pytest.mark.parametrize("module", [lorentz, poincare, euclidean, cones, pairs])
 def test_every_public_function_is_in_the_tables(module):
     own = {name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
     name = module.__name__.rpartition(".")[2]
@@ -287,9 +323,9 @@ def test_half_types_are_computed_in_float32(dtype):
 
 def test_autocast_does_not_reach_the_geometry():
     x, y = torch.randn(2, 20, 16, generator=torch.Generator().manual_seed(0))
-    plain = lorentz.cdist(x, y, 1.0, precise=False)
+    plain = pairs.distances(x, y, 1.0, precise=False)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(lorentz.cdist(x, y, 1.0, precise=False), plain)
+        assert torch.equal(pairs.distances(x, y, 1.0, precise=False), plain)
 
 
 # -- compile and export ------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from leafward.errors import UsageError
 from leafward.hierarchy import Taxonomy
 from leafward.hierarchy.embedding import TaxonomyEmbedding
 from leafward.hierarchy.fan import NOISE, REACH, angles, fan, leaves_below
-from leafward.recipes import _taxonomy_training as training
-from leafward.recipes.taxonomy import Config
+from leafward.systems.taxonomy import embed as training
+from leafward.systems.taxonomy.config import Config
 
 EDGES = [("r", None), ("a", "r"), ("b", "r"), ("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b"), ("c", "b1")]
 

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from leafward.errors import DataError, UsageError
-from leafward.superposition.audit_family import audit_family, read_losses
-from leafward.superposition.audit_matrix import audit
-from leafward.superposition.audit_report import AuditReport
+from leafward.measure.audit_family import audit_family, read_losses
+from leafward.measure.audit_matrix import audit
+from leafward.measure.audit_report import AuditReport
 
 TABLE = """model,corpus,m,loss,params
 small,wiki,8,4.5,1e6

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from leafward.superposition.audit_family import audit_family
-from leafward.superposition.audit_matrix import audit
-from leafward.superposition.audit_report import AuditReport
+from leafward.measure.audit_family import audit_family
+from leafward.measure.audit_matrix import audit
+from leafward.measure.audit_report import AuditReport
 
 
 def unit(x: np.ndarray) -> np.ndarray:

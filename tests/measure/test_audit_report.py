@@ -11,11 +11,11 @@ import pytest
 import torch
 from scipy import stats
 
-import leafward.superposition
+import leafward.systems.superposition
 from leafward.errors import DataError, UsageError
-from leafward.superposition.audit_matrix import audit
-from leafward.superposition.matrix_files import Matrix, from_array
-from leafward.superposition.overlap import Centre, measure, scan
+from leafward.measure.audit_matrix import audit
+from leafward.measure.matrix_files import Matrix, from_array
+from leafward.measure.overlap import Centre, measure, scan
 
 
 def random_rows(n: int = 2500, m: int = 32, seed: int = 0) -> torch.Tensor:
@@ -32,7 +32,7 @@ def off_diagonal(g: torch.Tensor) -> torch.Tensor:
 
 
 def test_the_package_offers_the_function_and_no_module_hides_it() -> None:
-    assert leafward.superposition.audit is audit
+    assert leafward.measure.audit is audit
 
 
 def test_exact_and_estimated_figures_of_a_cone() -> None:

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 from leafward.errors import DataError, LeafwardError, UsageError
-from leafward.superposition.audit_matrix import audit
-from leafward.superposition.matrices import open_matrix
-from leafward.superposition.matrix_files import Matrix
+from leafward.measure.audit_matrix import audit
+from leafward.measure.matrices import open_matrix
+from leafward.measure.matrix_files import Matrix
 
 CPU = torch.device("cpu")
 
@@ -130,7 +130,7 @@ def test_a_directory_of_pickles_is_refused(tmp_path: Path) -> None:
 
 def test_an_object_array_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([[object()]]), allow_pickle=True)
-    with pytest.raises(DataError, match=r"a\.npy is not a plain"):
+    with pytest.raises(DataError, match=r"a\.npy cannot be read as \.npy"):
         open_matrix(tmp_path / "a.npy")
 
 
@@ -150,7 +150,7 @@ def test_truncated_files_are_refused(tmp_path: Path, name: str, cut: int) -> Non
 @pytest.mark.parametrize("content", [b"", b"\x10", b"\xff" * 16, b"\x08" + b"\0" * 7 + b"notjson!"])
 def test_corrupt_safetensors_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.safetensors").write_bytes(content)
-    with pytest.raises(DataError, match=r"a\.safetensors is not a whole"):
+    with pytest.raises(DataError, match=r"a\.safetensors cannot be read as \.safetensors"):
         open_matrix(tmp_path / "a.safetensors")
 
 

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from leafward.errors import DataError, UsageError
-from leafward.superposition.audit_matrix import audit
-from leafward.superposition.matrices import open_matrix
-from leafward.superposition.matrix_files import Matrix
+from leafward.measure.audit_matrix import audit
+from leafward.measure.matrices import open_matrix
+from leafward.measure.matrix_files import Matrix
 
 transformers = pytest.importorskip("transformers")
 CPU = torch.device("cpu")

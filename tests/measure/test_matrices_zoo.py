@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from leafward.errors import DataError, LeafwardError, UsageError
-from leafward.superposition.matrices import open_matrix
-from leafward.superposition.matrix_files import Matrix
+from leafward.measure.matrices import open_matrix
+from leafward.measure.matrix_files import Matrix
 
 timm = pytest.importorskip("timm")
 open_clip = pytest.importorskip("open_clip")
@@ -104,7 +104,7 @@ def test_open_clip_names_its_usual_projections(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["ViT-B-32", "RN50"])
 def test_usual_projections_exist_in_real_models(name: str) -> None:
-    from leafward.superposition.matrix_zoo import CLIP_PROJECTIONS
+    from leafward.measure.matrix_zoo import CLIP_PROJECTIONS
 
     config = open_clip.get_model_config(name)
     config["text_cfg"].update(layers=1, width=64, heads=1)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from leafward.superposition.audit_pairs import regression_estimate
+from leafward.measure.audit_pairs import regression_estimate
 
 ROWS, PROBES, REPEATS = 3000, 128, 300
 

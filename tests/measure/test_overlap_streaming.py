@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leafward.errors import DataError
-from leafward.superposition.audit_pairs import BINS
-from leafward.superposition.matrix_files import Matrix, from_array
-from leafward.superposition.overlap import (
+from leafward.measure.audit_pairs import BINS
+from leafward.measure.matrix_files import Matrix, from_array
+from leafward.measure.overlap import (
     Centre,
     Frame,
     Overlaps,

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch._dynamo.backends.registry import lookup_backend
 from torch.utils.checkpoint import checkpoint
 
-import leafward.models.hcformer  # noqa: F401  (registers the models)
-from leafward.nn import kernels
-from leafward.nn.cluster_mixer import ClusterMixer, Layout, Windows
+import leafward.systems.hcformer.model  # noqa: F401  (registers the models)
+from leafward.nn.kernels import use
+from leafward.systems.hcformer import kernels
+from leafward.systems.hcformer.mixer import ClusterMixer, Layout, Windows
 
 DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cpu"
 HALVES = (torch.bfloat16, torch.float16) if DEVICE == "cuda" else (torch.float16,)  # the interpreter has no bfloat16
@@ -76,11 +77,11 @@ def layers() -> None:
             module = mixer(stage, geometry, curvature=0.7, learn_curvature=True)
             x = torch.randn(2, *size, 20, device=DEVICE)
             seed = torch.randn_like(x)
-            kernels.use("triton")
+            use("triton")
             before = served()
             ours = results(module, x, seed)
             assert served() == before + 1
-            kernels.use("torch")
+            use("torch")
             plain = results(module, x, seed)
             exact = results(module.double(), x.double(), seed)
             assert served() == before + 1
@@ -117,11 +118,11 @@ def close_points() -> None:
     base = torch.randn(20, device=DEVICE)
     x = (base + 1e-4 * torch.randn(1, 8, 16, 20, device=DEVICE)).contiguous()
     seed = torch.randn_like(x)
-    kernels.use("triton")
+    use("triton")
     ours = results(module, x, seed)
     flat = results(module, torch.zeros_like(x), seed)
     assert all(tensor.isfinite().all() for tensor in flat)
-    kernels.use("torch")
+    use("torch")
     exact = results(module.double(), x.double(), seed)
     assert error(ours[0], exact[0]) < 1e-4, error(ours[0], exact[0])
 
@@ -136,7 +137,7 @@ def far_points() -> None:
     seed = torch.randn_like(x)
     found = []
     for which in ("triton", "torch"):
-        kernels.use(which)
+        use(which)
         found.append(results(module, x, seed))
     names = ["out", "x", *(name for name, _ in module.named_parameters())]
     for name, ours, plain in zip(names, *found, strict=True):
@@ -152,7 +153,7 @@ def many_windows() -> None:
     module = mixer(1)
     x = torch.randn(2, 24, 16, 20, device=DEVICE)  # 24 windows of 16 tokens
     seed = torch.randn_like(x)
-    kernels.use("triton")
+    use("triton")
     whole, before = results(module, x, seed), served()
     with at_most(16):
         parted = results(module, x, seed)
@@ -164,11 +165,11 @@ def many_windows() -> None:
 @contextmanager
 def at_most(tokens: int) -> Iterator[None]:
     """As if a kernel held no more tokens at once."""
-    most, kernels._MOST_TOKENS = kernels._MOST_TOKENS, tokens
+    most, kernels.MOST_TOKENS = kernels.MOST_TOKENS, tokens
     try:
         yield
     finally:
-        kernels._MOST_TOKENS = most
+        kernels.MOST_TOKENS = most
 
 
 def parts() -> None:
@@ -181,16 +182,16 @@ def parts() -> None:
             module = ClusterMixer(width, 2, 6, windows, centres, 4, geometry).to(DEVICE)
             x = torch.randn(2, *size, width, device=DEVICE)
             layout = module.layout(*size, x.device)
-            kernels.use("triton")
+            use("triton")
             before = served()
             with at_most(64), torch.no_grad():
                 ours = module(x, layout)
             assert served() == before + 1
-            kernels.use("torch")
+            use("torch")
             exact = module.double()(x.double(), layout)
             assert error(ours, exact) < 2e-5, (windows, geometry, error(ours, exact))
     module, x = mixer(2).requires_grad_(), torch.randn(1, 14, 14, 20, device=DEVICE)
-    kernels.use("triton")
+    use("triton")
     before = served()
     with at_most(16):
         results(module, x, torch.ones_like(x))
@@ -210,7 +211,7 @@ def autocast(stage: int, dtype: torch.dtype) -> None:
     seed = torch.randn_like(x)
     found = []
     for which in ("triton", "torch"):
-        kernels.use(which)
+        use(which)
         with torch.autocast(DEVICE, dtype):
             found.append(results(module, x, seed))
         assert found[-1][0].dtype == dtype
@@ -223,7 +224,7 @@ def autocast(stage: int, dtype: torch.dtype) -> None:
 
 def compiled() -> None:
     """In a whole graph and under gradient checkpointing: what the kernels give as they are."""
-    kernels.use("triton")
+    use("triton")
     compiler = lookup_backend("inductor" if DEVICE == "cuda" else "aot_eager")
     graphs: list[str] = []
 
@@ -259,7 +260,7 @@ def model() -> None:
 
     outcomes = []
     for which in ("torch", "triton", "compiled"):
-        kernels.use("torch" if which == "torch" else "triton")
+        use("torch" if which == "torch" else "triton")
         torch._dynamo.reset()
         value = (torch.compile(loss, fullgraph=True) if which == "compiled" else loss)(x)
         grads = torch.autograd.grad(value, list(net.parameters()))

@@ -11,8 +11,8 @@ from kernels_check import error, noted
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from leafward.models import HelmConfig, HelmForCausalLM
 from leafward.nn import HoPE, LatentAttention, MiCE, Space, Visible, kernels
+from leafward.systems.helm import HelmConfig, HelmForCausalLM
 
 DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cpu"
 

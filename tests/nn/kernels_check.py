@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch._dynamo.backends.registry import lookup_backend
 
-from leafward.models import HelmConfig, HelmForCausalLM
 from leafward.nn import FeedForward, HoPE, MiCE, Residual, RMSNorm, Space, kernels, rotate
+from leafward.systems.helm import HelmConfig, HelmForCausalLM
 
 DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cpu"
 

@@ -7,6 +7,7 @@ import torch
 from absent_device import pretend
 from triton.runtime.jit import JITFunction
 
+import leafward.systems.hcformer.kernels  # noqa: F401  (provides its operators)
 from leafward.nn import kernels
 
 TAKEN: list[int] = []

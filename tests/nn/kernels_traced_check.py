@@ -18,14 +18,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.compiler import ASTSource
 from triton.runtime import Autotuner, JITFunction
 
-import leafward.models.hcformer  # noqa: F401  (registers the models)
-from leafward.models import HelmConfig, HelmForCausalLM
+import leafward.systems.hcformer.model  # noqa: F401  (registers the models)
 from leafward.nn import Visible, kernels
+from leafward.systems.helm import HelmConfig, HelmForCausalLM
 
-SEQUENCES = {"_residual_norm", "_swiglu", "_head_lanes"}
-EXPERTS = {"_residual_norm", "_swiglu", "_latent_lanes", "_experts"}
-DECODING = {"_residual_norm", "_latent_decode", "_experts"}
-IMAGES = {"_image_norm", "_mlp", "_cluster_patches", "_cluster_windows", "_cluster_pool"}
+SEQUENCES = {"residual", "swiglu", "heads"}
+EXPERTS = {"residual", "swiglu", "latents", "experts"}
+DECODING = {"residual", "latent_decode", "experts"}
+IMAGES = {"norm", "mlp", "patches", "windows", "pool"}
 
 
 class Loss(nn.Module):
@@ -121,7 +121,7 @@ def main() -> None:
         model = HelmForCausalLM(HelmConfig.preset(preset, num_hidden_layers=2))
         ids = torch.zeros(2, 16, dtype=torch.long)
         check(preset, Loss(model, lambda model, x: model(input_ids=x, labels=x).loss), ids, expected)
-    for geometry, expected in (("lorentz", DECODING), ("euclidean", {"_latent_decode"})):
+    for geometry, expected in (("lorentz", DECODING), ("euclidean", {"latent_decode"})):
         model = HelmForCausalLM(HelmConfig.preset("helm-mice-tiny", num_hidden_layers=2, geometry=geometry)).eval()
         check(f"{geometry} token", Loss(model, decoded), ids[:, :1], expected, back=False)
     model = timm.create_model("hcformer_nano", depths=(1, 1, 1, 1), drop_path_rate=0.1)

@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from leafward.geometry.lorentz import centroid_of_sum
 from leafward.nn import Attention, HoPE, LatentAttention, Space, Stretch, Visible, attend, rotate, visible
-from leafward.nn.lanes import BLOCK, FLEX_BLOCK, _seen_blocks, block_mask, centroid, dispatch, score_lanes
+from leafward.nn.lanes import BLOCK, FLEX_BLOCK, _seen_blocks, block_mask, dispatch, score_lanes
 
 B, H, S = 2, 4, 11
 
@@ -203,7 +204,7 @@ def test_centroid_keeps_the_exact_bound():
     """Sums whose squared length came out too small, or negative, are taken at the bound 1/c."""
     for c in (0.5, 1.0, 2.0):
         o, t = torch.tensor([[3.0, 4.0]]), torch.tensor([[4.9]])
-        point, time = centroid(o, t, c)
+        point, time = centroid_of_sum(o, t, c)
         torch.testing.assert_close(point, o)
         torch.testing.assert_close(time, Space(c=c).time(o))
 

@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from leafward.geometry import lorentz
+from leafward.data.text.shards import IGNORED
+from leafward.geometry import lorentz, pairs
 from leafward.nn import Head, Space, chunked_cross_entropy
 
 
@@ -16,7 +17,7 @@ def test_distance_head_scores_the_squared_distance(c):
     head.log_scale.data.fill_(0.3)
     s = torch.randn(5, 6, dtype=torch.float64)
     # |x - p|_L² = 4/c sinh²(√c d/2), minus it is 2/c + 2⟨x,p⟩_L, and the head leaves out the constant
-    d = lorentz.cdist(s, head.weight, c)
+    d = pairs.distances(s, head.weight, c)
     squared = 4.0 / c * torch.sinh(0.5 * c**0.5 * d) ** 2
     scale = torch.exp(head.log_scale)
     torch.testing.assert_close(head(s) + 2.0 * scale / c, -scale * squared)
@@ -31,6 +32,15 @@ def test_linear_head_is_a_map_of_the_full_point():
     full = torch.cat([head.time_weight, head.weight], dim=-1)
     torch.testing.assert_close(head(s), lorentz.lift(s, 2.0) @ full.T)
     torch.testing.assert_close(head(s[0, 0]), head(s)[0, 0])
+
+
+def test_labels_that_the_text_pipeline_leaves_out_do_not_count():
+    """Without being told which they are: data and layers know nothing of each other."""
+    head = Head(6, 9).double()
+    s, targets = torch.randn(5, 6, dtype=torch.float64), torch.tensor([3, IGNORED, 0, IGNORED, 8])
+    kept = targets >= 0
+    torch.testing.assert_close(head.loss(s, targets), F.cross_entropy(head(s[kept]), targets[kept]))
+    torch.testing.assert_close(F.cross_entropy(head(s), targets), F.cross_entropy(head(s[kept]), targets[kept]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -1,5 +1,6 @@
 """The Triton kernels: against float64 by Triton's interpreter and on a CUDA device, and where they are used."""
 
+import inspect
 import os
 import subprocess
 import sys
@@ -90,6 +91,18 @@ def test_choice_of_kernels(cuda_tensor):
         assert kernels.chosen() == choice
         assert kernels.serve(cuda_tensor) == served
         assert not kernels.serve(torch.randn(3)), "on the CPU the kernels serve in the interpreter only"
+
+
+@pytest.mark.usefixtures("_no_choice")
+@pytest.mark.parametrize(
+    "name",
+    ["residual_norm", "swiglu_lift", "head_lanes", "latent_lanes", "latent_ask", "expert_swiglu", "expert_combine"],
+)
+def test_loaded_modules_hide_no_function(name):
+    """A module becomes an attribute of its package as it is imported, in place of a function of its name."""
+    pytest.importorskip("triton")
+    kernels.use("triton")
+    assert inspect.isfunction(getattr(kernels, name))
 
 
 @pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="PyTorch was built without CUDA")

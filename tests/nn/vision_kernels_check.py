@@ -9,9 +9,10 @@ import torch
 from timm.layers import DropPath
 from torch import Tensor
 
-from leafward.models.hcformer import Block, HCFormer, ImageNorm
-from leafward.nn import kernels
-from leafward.nn.cluster_mixer import ClusterMixer, Windows
+from leafward.nn.kernels import use
+from leafward.systems.hcformer import kernels
+from leafward.systems.hcformer.mixer import ClusterMixer, Windows
+from leafward.systems.hcformer.model import Block, HCFormer, ImageNorm
 
 DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cpu"
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter has no bfloat16
@@ -147,7 +148,7 @@ def block() -> None:
         seed = torch.randn_like(x)
         results = []
         for how in ("torch", "triton", "compiled"):
-            kernels.use("torch" if how == "torch" else "triton")
+            use("torch" if how == "torch" else "triton")
             torch._dynamo.reset()
             call = torch.compile(layer, fullgraph=True, backend="aot_eager") if how == "compiled" else layer
             leaf = x.clone().requires_grad_()
@@ -156,7 +157,7 @@ def block() -> None:
         for found in results[1:]:
             for one, two in zip(found, results[0], strict=True):
                 assert error(one, two) < (1e-3 if DEVICE == "cpu" else 5e-3), (width, error(one, two))
-        kernels.use("triton")
+        use("triton")
         with torch.autocast(DEVICE, HALF):
             half = layer(x, layout)
         assert half.dtype == torch.float32, "the residual stream stays in float32"
@@ -194,7 +195,7 @@ def model() -> None:
     x = torch.randn(2, 3, 64, 64, device=DEVICE)
     outcomes = []
     for which in ("torch", "triton"):
-        kernels.use(which)
+        use(which)
         kinds = []
         norms = [m for m in net.modules() if isinstance(m, ImageNorm)]
         handles = [m.register_forward_hook(lambda _m, _i, out, kinds=kinds: kinds.append(out.dtype)) for m in norms]
@@ -243,6 +244,6 @@ def memory() -> None:
 if __name__ == "__main__":
     for check in (image_norm, beside, scaled_add, normed_mlp, block, edges, model, memory):
         torch.manual_seed(0)
-        kernels.use("triton")
+        use("triton")
         check()
         print(check.__name__, "ok", flush=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from leafward.cli import main
+from leafward.cli.dispatch import main
 from leafward.report import read_evaluation
 from leafward.report.records import numbers_of
 

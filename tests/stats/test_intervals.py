@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr, ttest_1samp
 
-from leafward.intervals import mean_interval, rank_correlation_interval, share_interval
+from leafward.stats.intervals import mean_interval, rank_correlation_interval, share_interval
 
 Z = 1.959963984540054
 

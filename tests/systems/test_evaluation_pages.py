@@ -8,9 +8,9 @@ import re
 import numpy as np
 import pytest
 
-from leafward.cli import main
-from leafward.intervals import share_interval
-from leafward.tasks.breeds import read_breeds
+from leafward.cli.dispatch import main
+from leafward.stats.intervals import share_interval
+from leafward.systems.radial.breeds import read_breeds
 
 WORDS = ("evaluate", "--task", "retrieval", "--features")
 

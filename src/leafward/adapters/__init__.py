@@ -17,11 +17,8 @@ from leafward._lazy import lazy
 
 if TYPE_CHECKING:
     from leafward.adapters.block_scale import BlockScaleConfig
-    from leafward.adapters.encoders import load_encoder
     from leafward.adapters.io import from_pretrained, save_pretrained
-    from leafward.adapters.latent_hierarchy import LatentHierarchyConfig
     from leafward.adapters.low_rank import LowRankConfig
-    from leafward.adapters.radial_config import RadialConfig
     from leafward.adapters.surface import (
         Adapter,
         adapters,
@@ -35,11 +32,11 @@ if TYPE_CHECKING:
 
 _HOME = {
     "block_scale": ("BlockScaleConfig",),
-    "encoders": ("load_encoder",),
-    "io": ("from_pretrained", "save_pretrained"),
-    "latent_hierarchy": ("LatentHierarchyConfig",),
+    "io": (
+        "from_pretrained",
+        "save_pretrained",
+    ),
     "low_rank": ("LowRankConfig",),
-    "radial_config": ("RadialConfig",),
     "surface": (
         "Adapter",
         "adapters",
@@ -55,14 +52,11 @@ _HOME = {
 __all__ = [
     "Adapter",
     "BlockScaleConfig",
-    "LatentHierarchyConfig",
     "LowRankConfig",
-    "RadialConfig",
     "adapters",
     "attach",
     "detach",
     "from_pretrained",
-    "load_encoder",
     "merge",
     "print_trainable_parameters",
     "save_pretrained",

@@ -9,23 +9,21 @@ W Sᵀ can be written into the weights, so that the adapted model costs nothing 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from leafward.adapters._checks import check_choice, check_choices, check_integers
 from leafward.adapters.layouts import ATTENTION, Encoder, Role, Site, find_sites, without_layer
-from leafward.adapters.surface import WeightAdapter
+from leafward.adapters.surface import AdapterConfig, WeightAdapter
+from leafward.config import Count
 from leafward.errors import UsageError
 
 Constraint = Literal["free", "diagonal", "orthogonal", "orthogonal_diagonal"]
 Shared = Literal["blocks", "projections", "layers"]
 
 
-@dataclass(frozen=True)
-class BlockScaleConfig:
+class BlockScaleConfig(AdapterConfig, frozen=True):
     """Block-diagonal scaling W Sᵀ of projections; S begins as the identity.
 
     All parameters are stored as a difference from the identity: plain weight decay pulls S to I, not to 0.
@@ -33,7 +31,7 @@ class BlockScaleConfig:
 
     method: ClassVar[str] = "block_scale"
 
-    block_size: int = 128
+    block_size: Count = 128
     """Width of a block; must divide the input width of every target."""
     targets: tuple[Role, ...] = ("q", "k", "v")
     """Which projections: q, k, v, out, fc1, fc2."""
@@ -43,13 +41,6 @@ class BlockScaleConfig:
     """free; diagonal; orthogonal (Cayley); orthogonal_diagonal, S = Q D."""
     share: tuple[Shared, ...] = ()
     """What shares one S: the blocks of a matrix, the projections of a layer, the layers of an encoder."""
-
-    def __post_init__(self) -> None:
-        check_integers(self, {"block_size": 1})
-        check_choice(self, "constraint", Constraint)
-        check_choice(self, "encoder", Encoder)
-        check_choices(self, "share", Shared)
-        check_choices(self, "targets", Role)
 
     def build(self, model: nn.Module) -> BlockScale:
         sites = find_sites(model, self.targets, self.encoder)

@@ -51,7 +51,7 @@ def difference(saved: Mapping[str, Any], model: nn.Module) -> str | None:
     return None
 
 
-def checked(record: Mapping[str, Any], source: str) -> dict[str, Any]:
+def checked_fingerprint(record: Mapping[str, Any], source: str) -> dict[str, Any]:
     """The fingerprint in the description of a base model; empty in descriptions that were written without one."""
     if "weights" not in record:
         return {}

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from leafward import __version__
-from leafward.adapters.fingerprint import checked, difference, fingerprint
+from leafward.adapters.fingerprint import checked_fingerprint, difference, fingerprint
 from leafward.adapters.surface import (
     Adapter,
     AdapterConfig,
@@ -24,7 +24,7 @@ from leafward.adapters.surface import (
     identity,
     store_of,
 )
-from leafward.engine.config import from_dict, to_dict
+from leafward.config import checked, to_dict
 from leafward.errors import DataError, UsageError, nearest
 from leafward.files import LARGEST_UNPACKED, check_size, read_record, replacing, write_json
 
@@ -33,7 +33,7 @@ FORMAT = "leafward-adapter"
 
 METHODS: dict[str, tuple[str, str]] = {
     "block_scale": ("leafward.adapters.block_scale", "BlockScaleConfig"),
-    "latent_hierarchy": ("leafward.adapters.latent_hierarchy", "LatentHierarchyConfig"),
+    "latent_hierarchy": ("leafward.systems.lathadapter.attributes", "LatentHierarchyConfig"),
     "low_rank": ("leafward.adapters.low_rank", "LowRankConfig"),
 }
 """Method -> module and name of its configuration. A new method is one file and a line here."""
@@ -114,9 +114,9 @@ def read_config(directory: PathLike) -> dict[str, Any]:
             raise DataError(f"{path}: {key!r} must be an object, not {record.get(key)!r}")
     module, config = METHODS[method]
     base = {key: str(record["base_model"].get(key) or "") for key in ("name", "revision", "class")}
-    known = checked(record["base_model"], str(path))
+    known = checked_fingerprint(record["base_model"], str(path))
     cls: type[AdapterConfig] = getattr(importlib.import_module(module), config)
-    return {**record, "base_model": base | known, "config": from_dict(cls, record["config"])}
+    return {**record, "base_model": base | known, "config": checked(cls, record["config"])}
 
 
 def foreign_base(saved: dict[str, Any], model: nn.Module) -> str | None:

@@ -1,41 +1,35 @@
-"""LoRA (Hu et al. 2021) on the same sites and files as the other adapters: W + (α/r) B A. The rival to compare with."""
+"""LoRA (Hu et al. 2021) on the same sites and files as the other adapters: W + (α/r) B A. The rival to compare with.
+
+PEFT computes, learns and merges the same (tests/adapters/test_low_rank_oracle.py); it begins with other draws of A.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from leafward.adapters._checks import check_choice, check_choices, check_integers, check_numbers
 from leafward.adapters.layouts import ATTENTION, Encoder, Role, Site, find_sites
-from leafward.adapters.surface import WeightAdapter
+from leafward.adapters.surface import AdapterConfig, WeightAdapter
+from leafward.config import Count, Natural, Positive
 
 
-@dataclass(frozen=True)
-class LowRankConfig:
+class LowRankConfig(AdapterConfig, frozen=True):
     """Low-rank changes of projections; B begins at zero."""
 
     method: ClassVar[str] = "low_rank"
 
-    rank: int = 16
+    rank: Count = 16
     """Rank r of the change of each projection."""
-    alpha: float | None = None
+    alpha: Positive | None = None
     """The change is scaled by α/r; None: α = r."""
     targets: tuple[Role, ...] = ATTENTION
     """Which projections: q, k, v, out, fc1, fc2."""
     encoder: Encoder = "both"
     """Which encoder of a dual one."""
-    seed: int = 0
+    seed: Natural = 0
     """Seed of A."""
-
-    def __post_init__(self) -> None:
-        check_integers(self, {"rank": 1, "seed": 0})
-        check_choice(self, "encoder", Encoder)
-        check_choices(self, "targets", Role)
-        if self.alpha is not None:
-            check_numbers(self, "alpha", positive=True)
 
     def build(self, model: nn.Module) -> LowRank:
         sites = find_sites(model, self.targets, self.encoder)

@@ -11,25 +11,27 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from leafward.adapters.layouts import STORE, Site
+from leafward.config import Settings, checked
 from leafward.errors import UsageError, nearest, need
 from leafward.geometry.scalars import wide
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-class AdapterConfig(Protocol):
-    """What `attach` takes: a frozen dataclass that names its method and builds the adapter for a model."""
+class AdapterConfig(Settings, frozen=True):
+    """What `attach` takes: settings that name their method and build the adapter for a model."""
 
     method: ClassVar[str]
 
-    def build(self, model: nn.Module) -> Adapter: ...
+    def build(self, model: nn.Module) -> Adapter:
+        raise NotImplementedError
 
 
 class Adapter(nn.Module, ABC):
@@ -169,7 +171,8 @@ def attach(
     `model.parameters()` trains the adapter alone; `detach` and `merge` give them back. `base_model` and `revision`
     name the base model in saved files; by default they come from the model itself.
     """
-    need(callable(getattr(config, "build", None)), "config", "the configuration of an adapter", config)
+    need(isinstance(config, AdapterConfig), "config", "the configuration of an adapter", config)
+    config = checked(type(config), config)
     fits = isinstance(name, str) and name.isidentifier() and not hasattr(AdapterStore(BaseModel()), name)
     need(fits, "name", "a word of letters, digits and underscores that no module has for itself", name)
     held = adapters(model)

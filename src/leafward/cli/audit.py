@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
 
+    from leafward.measure import AuditReport
+    from leafward.measure.audit_family import Family, LossTable
     from leafward.report import Page
-    from leafward.superposition import AuditReport
-    from leafward.superposition.audit_family import Family, LossTable
 
 
 @dataclass
@@ -70,7 +70,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     result: dict[str, Any] = {"audits": [report.to_dict() for report in reports]}
     page = audit_page(reports)
     if args.radius:
-        from leafward.commands._audit_radius import add_radius
+        from leafward.cli.audit_radius import add_radius
 
         result |= add_radius(reports, names, args.c, args.radius_weight, console, page)
     if len(reports) > 1:
@@ -83,7 +83,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
 def _losses(args: Args) -> LossTable | None:
     if args.losses is None:
         return None
-    from leafward.superposition.audit_family import read_losses
+    from leafward.measure.audit_family import read_losses
 
     if len(args.targets) < 2:
         raise UsageError("--losses needs a family: give two or more targets, whose names are in its column model")
@@ -92,7 +92,7 @@ def _losses(args: Args) -> LossTable | None:
 
 def _audit(target: str, args: Args) -> AuditReport:
     from leafward.engine import Progress
-    from leafward.superposition import audit
+    from leafward.measure import audit
 
     with Progress(100, f"audit {_slug(target)}", unit="%") as progress:
         return audit(
@@ -110,7 +110,7 @@ def _audit(target: str, args: Args) -> AuditReport:
 
 def show(console: Console, report: AuditReport) -> None:
     """Table, notes and verdict for a person."""
-    from leafward.commands._show import show_rows
+    from leafward.cli.show import show_rows
 
     title = f"{report.target}: {report.tensor}"
     show_rows(console, ["", "value", "± s.e.", "reference"], [tuple(row) for row in report.table()], title)
@@ -171,8 +171,8 @@ def _family(
     reports: list[AuditReport], names: list[str], losses: LossTable | None, console: Console, page: Page
 ) -> dict[str, Any]:
     """Widths side by side and, with a losses table, the fit L = C/m^a + offsets."""
-    from leafward.commands._show import show_rows
-    from leafward.superposition.audit_family import audit_family
+    from leafward.cli.show import show_rows
+    from leafward.measure.audit_family import audit_family
 
     family = audit_family(*reports, names=names, losses=losses)
     rows = [
@@ -193,7 +193,7 @@ def _family(
 
 def _width_fit(family: Family, console: Console, page: Page) -> dict[str, Any]:
     from leafward.report import Number
-    from leafward.scaling import fit_width
+    from leafward.stats.power_laws import fit_width
 
     table = family.losses
     assert table is not None
@@ -206,8 +206,8 @@ def _width_fit(family: Family, console: Console, page: Page) -> dict[str, Any]:
 
 
 def _write(out: Path, result: dict[str, Any], page: Page) -> None:
+    from leafward.engine.evaluation import how_it_was_run
     from leafward.files import write_json
-    from leafward.recipes._evaluation_page import how_it_was_run
 
     how_it_was_run(page)
     write_json(out / "audit.json", result)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from leafward.data.fewshot import FeatureSet
+    from leafward.measure import AuditReport
     from leafward.report import Page
-    from leafward.superposition import AuditReport
-    from leafward.tasks.fewshot import FeatureSet
 
 SHOWN = {"mean": "mean", "std": "std", "low": "5 %", "median": "median", "high": "95 %"}
 
@@ -22,7 +22,7 @@ def add_radius(
 
     Vectors z are tangent at the origin of the Poincaré ball: Rad(exp₀(z)) = 2‖z‖, whatever the curvature is.
     """
-    from leafward.commands._show import show_rows
+    from leafward.cli.show import show_rows
 
     rows: list[dict[str, Any]] = []
     swept: list[dict[str, Any]] = []
@@ -50,11 +50,11 @@ def add_radius(
 
 def _features(report: AuditReport) -> FeatureSet | None:
     """The feature file of an audit; None where the target is something else."""
-    from leafward.superposition.matrix_files import FEATURES
-    from leafward.tasks.fewshot import ENDINGS, read_features
+    from leafward.data.fewshot import ENDINGS, read_feature_set
+    from leafward.measure.matrix_files import FEATURES
 
     of_features = report.tensor in FEATURES and report.target.endswith(ENDINGS)
-    return read_features(report.target) if of_features else None
+    return read_feature_set(report.target) if of_features else None
 
 
 def _of_rows(report: AuditReport) -> dict[str, float]:
@@ -64,7 +64,7 @@ def _of_rows(report: AuditReport) -> dict[str, float]:
 
 
 def _of(features: Any) -> dict[str, float]:
-    from leafward.adapters.scores import radii
+    from leafward.encoders.scores import radii
 
     found = radii(features).to_dict()
     return {name: found["deviation" if name == "std" else name] for name in SHOWN}
@@ -72,20 +72,18 @@ def _of(features: Any) -> dict[str, float]:
 
 def _sweep(data: FeatureSet, c: float, weight: float) -> dict[str, Any]:
     """The sweep over the test images, or over all where none are."""
-    import torch
+    from leafward.data.fewshot import TEST
+    from leafward.systems.hyperclip.figures import sweeps
 
-    from leafward.recipes._hyperclip_radius import sweeps
-    from leafward.tasks.fewshot import TEST
-
-    test = data.part(TEST)
-    rows = test if len(test) else torch.arange(len(data.images))
-    found = sweeps(data.images[rows], data.texts, data.labels[rows], c=c, weight=weight)
-    return {"images": len(rows), "classes": len(data.texts), "sweep": found}
+    rows = data.part(TEST)
+    chosen = (data.images[rows], data.labels[rows]) if len(rows) else (data.images, data.labels)
+    found = sweeps(chosen[0], data.texts, chosen[1], c=c, weight=weight)
+    return {"images": len(chosen[0]), "classes": len(data.texts), "sweep": found}
 
 
 def _show_sweeps(swept: list[dict[str, Any]], c: float, weight: float, console: Console, page: Page) -> None:
-    from leafward.commands._show import show_rows
-    from leafward.recipes._hyperclip_radius import SWEEP, sweep_figure
+    from leafward.cli.show import show_rows
+    from leafward.systems.hyperclip.figures import SWEEP, sweep_figure
 
     columns = ["", "score", *(f"× {factor:g}" for factor in SWEEP)]
     cells = [

@@ -34,7 +34,7 @@ def load(table: Mapping[str, str], name: str, noun: str) -> ModuleType:
 
 def choose(table: Mapping[str, str], name: str, noun: str, prog: str, words: list[str]) -> Chosen:
     """The module `name` of `table` with `words` parsed into its `Args`."""
-    from leafward.commands._parse import parse_into
+    from leafward.cli.parse import parse_into
 
     module = load(table, name, noun)
     return Chosen(module, parse_into(module.Args, prog, words, description=module.SUMMARY))
@@ -42,7 +42,8 @@ def choose(table: Mapping[str, str], name: str, noun: str, prog: str, words: lis
 
 def show_choices(usage: str, table: Mapping[str, str], noun: str, status: int) -> None:
     """Print what there is to choose from, and exit."""
-    lines = [f"  {name:<16}{load(table, name, noun).SUMMARY}" for name in table]
+    width = max(map(len, table)) + 2
+    lines = [f"  {name:<{width}}{load(table, name, noun).SUMMARY}" for name in table]
     print("\n".join([f"usage: {usage}", "", *lines]))
     sys.exit(status)
 

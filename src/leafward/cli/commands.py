@@ -1,6 +1,6 @@
 """One module for each command of the command line; see `leafward.cli`."""
 
-from leafward.recipes import EVALUATIONS, EXPLANATIONS, PREPARATIONS
+from leafward.systems import EVALUATIONS, EXPLANATIONS, PREPARATIONS
 
 COMMANDS = {
     "demo": "the main job on embedded data, offline, minutes on two cores",

@@ -25,13 +25,13 @@ def run(args: Args, console: Console) -> dict[str, Any]:
 
 def _bash() -> str:
     """Completes commands, then what they choose from, then flags (asked of ``--help``), then file names."""
-    from leafward.commands import COMMANDS
-    from leafward.recipes import PREPARATIONS, RECIPES
+    from leafward.cli.commands import COMMANDS
+    from leafward.systems import PREPARATIONS, TRAININGS
 
     return f"""_leafward() {{
   local current="${{COMP_WORDS[COMP_CWORD]}}" command="${{COMP_WORDS[1]}}" words
   if [ "$COMP_CWORD" -eq 1 ]; then words="{" ".join(COMMANDS)} --help --version"
-  elif [ "$COMP_CWORD" -eq 2 ] && [ "$command" = train ]; then words="{" ".join(RECIPES)}"
+  elif [ "$COMP_CWORD" -eq 2 ] && [ "$command" = train ]; then words="{" ".join(TRAININGS)}"
   elif [ "$COMP_CWORD" -eq 2 ] && [ "$command" = data ]; then words="{" ".join(PREPARATIONS)}"
   elif [ "$COMP_CWORD" -eq 2 ] && [ "$command" = bench ]; then words="$(leafward bench 2>/dev/null | cut -c3-23)"
   elif [ "$COMP_CWORD" -eq 2 ] && [ "$command" = completion ]; then words="bash zsh"

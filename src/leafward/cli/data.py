@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from leafward.commands._choice import Chosen, choose, show_choices
-from leafward.recipes import PREPARATIONS
+from leafward.cli.choice import Chosen, choose, show_choices
+from leafward.systems import PREPARATIONS
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,7 +1,7 @@
 """``leafward data features``: labelled images through a CLIP model, once, into a feature file.
 
 The images are a folder of class folders, or one of the eleven usual data sets as CoOp's authors lay it out (see
-`leafward.tasks.standard_sets`).
+`leafward.data.standard_sets`).
 """
 
 from __future__ import annotations
@@ -38,15 +38,12 @@ class Args:
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
-    import torch
-
-    from leafward.adapters import load_encoder
-    from leafward.engine import Progress
-    from leafward.recipes._devices import device_of
-    from leafward.tasks.captions import readable
-    from leafward.tasks.features import check_ending
-    from leafward.tasks.fewshot import ENDINGS, FeatureSet, seeded_split, write_features
-    from leafward.tasks.standard_sets import read_images
+    from leafward.data.fewshot import ENDINGS, write_feature_set
+    from leafward.data.standard_sets import read_images
+    from leafward.encoders import load_encoder
+    from leafward.encoders.features import feature_set
+    from leafward.engine.devices import device_of
+    from leafward.files import check_ending
 
     need(args.batch >= 1, "batch", "an integer ≥ 1", args.batch)
     check_ending(args.out, ENDINGS)
@@ -56,15 +53,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     if not encoder.has_images:
         raise UsageError(f"--model {args.model} has no image side; use a CLIP or SigLIP model")
     encoder.to(device_of(args.device))
-    # With their norms: a latent hierarchy without normalisation reads them as radii.
-    texts = encoder.encode_text([args.template.replace("{}", readable(name)) for name in names], unit=False)
-    rows = []
-    with Progress(len(files), "images", unit="image") as progress:
-        for first in range(0, len(files), args.batch):
-            rows.append(encoder.encode_image(files[first : first + args.batch], unit=False).cpu())
-            progress.update(min(first + args.batch, len(files)))
-    target = torch.tensor(labels)
-    parts = seeded_split(target) if split is None else torch.tensor(split)
-    write_features(args.out, FeatureSet(args.out.stem, torch.cat(rows), target, texts.cpu(), names, parts))
+    how = {"name": args.out.stem, "template": args.template, "batch": args.batch}
+    write_feature_set(args.out, feature_set(encoder, files, labels, names, split, **how))
     console.print(f"wrote {len(files)} images of {len(names)} classes to {args.out}", markup=False)
     return {"out": str(args.out), "images": len(files), "classes": len(names)}

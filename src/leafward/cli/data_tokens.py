@@ -35,7 +35,7 @@ class Args:
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
-    from leafward.tasks.language import prepare
+    from leafward.data.text import prepare
 
     corpus = prepare(
         args.data,

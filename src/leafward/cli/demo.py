@@ -7,8 +7,6 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,11 +17,11 @@ from leafward.errors import LeafwardError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from leafward.commands._demo.part import Part
+    from leafward.cli.demo_parts.part import Part
     from leafward.report import Page
 
 PARTS = {"measure": {}, "adapt": {"PIL": "vision"}, "build": {"transformers": "lm", "timm": "vision"}}
-"""The parts in their order, each a module of leafward.commands._demo, and the packages with extras that they need."""
+"""The parts in their order, each a module of leafward.cli.demo_parts, and the packages with extras that they need."""
 
 
 SMALL = (
@@ -47,8 +45,12 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     names = list(PARTS) if args.only == "all" else [args.only]
     _check(names)
     check_writable(args.out)
-    modules = {name: importlib.import_module(f"leafward.commands._demo.{name}") for name in names}
-    with _one_thread():
+    from leafward.engine.devices import threads
+
+    modules = {name: importlib.import_module(f"leafward.cli.demo_parts.{name}") for name in names}
+    # The models are so small that several threads wait for each other longer than they work, the more so on a busy
+    # machine. The sweep has processes of its own for the other cores.
+    with threads(1):
         parts = {name: module.run(args.out, console) for name, module in modules.items()}
     seconds = time.monotonic() - began
     result = {name: part.result | {"headline": _numbers(part)} for name, part in parts.items()}
@@ -85,27 +87,13 @@ def _check(names: list[str]) -> None:
         )
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute with one thread: the models are so small that several wait for each other longer than they work, the
-    more so on a busy machine. The sweep has processes of its own for the other cores."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _numbers(part: Part) -> list[dict[str, Any]]:
     return [number.to_json() for number in part.numbers]
 
 
 def _show(console: Console, parts: dict[str, Part]) -> None:
     """The table at the end: this run's numbers, beside those of the Euclidean twin where there is one."""
-    from leafward.commands._show import show_rows
+    from leafward.cli.show import show_rows
 
     rows = [
         (name, number.name, f"{number.estimate} {number.unit}".strip(), str(number.twin_estimate or "–"), number.note)

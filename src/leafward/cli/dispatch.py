@@ -1,6 +1,6 @@
 """The command line: dispatch and the behaviour that all commands share.
 
-A command is a module of `leafward.commands` with a dataclass ``Args`` (what tyro parses and documents) and a
+A command is a module of `leafward.cli` with a dataclass ``Args`` (what tyro parses and documents) and a
 function ``run(args, console) -> dict``. Nothing heavy is imported until the command runs, so ``--help`` is quick.
 
 Shared: ``--json`` puts one JSON object on the last line of stdout (everything else goes to stderr), ``--debug`` shows
@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from leafward import __version__
-from leafward.commands import COMMANDS
+from leafward import __version__, _moved
+from leafward.cli.commands import COMMANDS
 from leafward.errors import LeafwardError, UsageError, missing_extra, nearest, too_large
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def entry() -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run one command; returns the exit status."""
-    argv = list(argv)
+    argv = _moved.today(argv)
     if argv[:1] == ["help"]:  # help COMMAND is what git and others answer to
         argv = [*argv[1:2], "--help"]
     as_json, debug = "--json" in argv, "--debug" in argv
@@ -91,7 +91,7 @@ def overview() -> str:
 def _dispatch(name: str, argv: list[str], as_json: bool) -> int:
     if name not in COMMANDS:
         raise UsageError(f"unknown command {name!r}; {nearest(name, COMMANDS)}")
-    module = importlib.import_module(f"leafward.commands.{name}")
+    module = importlib.import_module(f"leafward.cli.{name}")
     args = parse(module, name, argv)
     console = _console(as_json)
     result = module.run(args, console)
@@ -104,7 +104,7 @@ def parse(module: ModuleType, name: str, argv: list[str]) -> Any:
     """The command's ``Args`` from its words. A module may bring its own ``parse(argv)`` (``train``, ``bench``)."""
     if hasattr(module, "parse"):
         return module.parse(argv)
-    from leafward.commands._parse import parse_into
+    from leafward.cli.parse import parse_into
 
     return parse_into(module.Args, f"leafward {name}", argv, description=COMMANDS[name])
 
@@ -126,7 +126,3 @@ def _failed(message: str, status: int, as_json: bool) -> int:
     if as_json:
         print(_json({"error": message, "exit_status": status}))
     return status
-
-
-if __name__ == "__main__":
-    entry()

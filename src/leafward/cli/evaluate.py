@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leafward.commands._choice import Chosen, choose, show_choices, take_value
+from leafward.cli.choice import Chosen, choose, show_choices, take_value
 from leafward.errors import UsageError
 from leafward.files import read_record
-from leafward.recipes import ENCODER_EVALUATIONS, EVALUATION_OF, EVALUATIONS
+from leafward.systems import ENCODER_EVALUATIONS, EVALUATION_OF, EVALUATIONS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +27,9 @@ def parse(argv: list[str]) -> Chosen:
 def _task_of(target: str) -> str:
     """The task that goes with a run's recipe, or with the card of a saved model."""
     folder = Path(target)
-    if (folder / "config.yaml").is_file():
+    from leafward.engine.layout import is_run
+
+    if is_run(folder):
         return _task_of_run(target)
     if folder.is_dir():
         return _task_of_model(folder)

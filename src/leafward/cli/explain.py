@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leafward.commands._choice import Chosen, choose, show_choices, take_value
+from leafward.cli.choice import Chosen, choose, show_choices, take_value
 from leafward.errors import UsageError
 from leafward.files import read_record
-from leafward.recipes import EXPLANATIONS
+from leafward.systems import EXPLANATIONS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,11 +26,12 @@ def parse(argv: list[str]) -> Chosen:
 
 def _system_of(target: str) -> str:
     """The recipe of a run directory or of the one that a model or checkpoint lies in, or a model's family by name."""
-    from leafward.engine.run import CONFIG, RunDirectory
+    from leafward.engine.layout import is_run
+    from leafward.engine.run import RunDirectory
 
     path = Path(target)
     around = (path, path.absolute().parent, path.absolute().parent.parent) if path.is_dir() else ()
-    if run := next((folder for folder in around if (folder / CONFIG).is_file()), None):
+    if run := next((folder for folder in around if is_run(folder)), None):
         recipe = RunDirectory.open(run).recipe
         if recipe not in EXPLANATIONS:
             raise UsageError(f"{target} is a run of {recipe}; explain draws runs of {', '.join(EXPLANATIONS)}")

@@ -63,8 +63,9 @@ def _adapter(target: Path, config: str) -> Path:
 
 def _merge(source: Path, base: str, to: Path, *, check_base: bool) -> str | None:
     """Write `base` with the adapter; what tells it from the adapter's own base, where that is not refused."""
-    from leafward.adapters import from_pretrained, load_encoder, merge
+    from leafward.adapters import from_pretrained, merge
     from leafward.adapters.io import foreign_base, read_config
+    from leafward.encoders import load_encoder
 
     encoder = load_encoder(base)
     foreign = foreign_base(read_config(source)["base_model"], encoder.model)

@@ -6,24 +6,26 @@ import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from leafward.commands import COMMANDS
-from leafward.commands._choice import load
-from leafward.commands._show import show_rows
-from leafward.commands.bench import FOLDER
+from leafward.cli.bench import FOLDER
+from leafward.cli.choice import load
+from leafward.cli.commands import COMMANDS
+from leafward.cli.show import show_rows
+from leafward.cli.train import CONFIGS
 from leafward.errors import EXTRAS
-from leafward.recipes import EVALUATIONS, EXPLANATIONS, PREPARATIONS, RECIPES
+from leafward.systems import EVALUATIONS, EXPLANATIONS, PREPARATIONS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-FAMILIES = {"train": RECIPES, "evaluate --task": EVALUATIONS, "explain --system": EXPLANATIONS, "data": PREPARATIONS}
+FAMILIES = {"train": CONFIGS, "evaluate --task": EVALUATIONS, "explain --system": EXPLANATIONS, "data": PREPARATIONS}
 """What goes before a name of the table on the command line -> the table."""
 
 NEEDS: dict[str, tuple[str, ...]] = {
     "train radial": ("lm",),
     "train hyperclip": ("lm", "vision"),
-    "train segmenter": ("lm", "vision"),
+    "train hyperclip --task segment": ("lm", "vision"),
     "train hcformer": ("vision",),
+    "train vision": ("vision",),
     "train helm": ("lm",),
     "train himapper": ("vision",),
     "evaluate --task vision": ("vision",),
@@ -35,6 +37,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "explain --system segmenter": ("lm", "vision"),
     "explain --system himapper": ("vision",),
     "explain --system hcformer": ("vision",),
+    "explain --system vision": ("vision",),
     "data features": ("lm", "vision"),
     "data index": ("search",),
     "data tokenise": ("lm",),
@@ -66,12 +69,12 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         for extra, packages in EXTRAS.items()
     }
     modules = {f"{command} {name}": load(table, name, command) for command, table in FAMILIES.items() for name in table}
-    recipes = {name: list(modules[f"train {name}"].PRESETS) for name in RECIPES}
+    recipes = {name: list(modules[f"train {name}"].PRESETS) for name in CONFIGS}
     rows = [
         (name, availability(f"train {name}", missing), ", ".join(presets), modules[f"train {name}"].SUMMARY)
         for name, presets in recipes.items()
     ]
-    show_rows(console, ["recipe", "available", "presets", "what it does"], rows)
+    show_rows(console, ["system", "available", "presets", "what it does"], rows)
     rows = [
         (name, availability(name, missing), module.SUMMARY)
         for name, module in modules.items()

@@ -1,4 +1,4 @@
-"""Words into dataclasses, with the flags that every command takes."""
+"""Words into dataclasses and settings, with the flags that every command takes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import io
 import re
 import typing
 from collections.abc import Collection, Iterator
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from typing import Annotated, Any
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from leafward.engine.config import check_numbers
+from leafward.config import Settings, check_numbers, checked, is_settings
 from leafward.errors import UsageError, nearest
 
 SHARED_FLAGS = {
@@ -22,7 +23,10 @@ SHARED_FLAGS = {
 
 
 def parse_into(cls: type, prog: str, argv: list[str], *, description: str, default: Any = None) -> Any:
-    """`argv` as an instance of a dataclass, with the shared flags taken along. Raises `UsageError`."""
+    """`argv` as an instance of a dataclass, with the shared flags taken along. Raises `UsageError`.
+
+    Words that set a field of settings are left to `config.checked`, so that they are refused as in a file.
+    """
     given = [] if default is None else [dataclasses.field(default_factory=lambda: default)]
     fields: list[Any] = [("args", Annotated[cls, tyro.conf.arg(name="")], *given)]
     for flag, text in SHARED_FLAGS.items():
@@ -30,16 +34,47 @@ def parse_into(cls: type, prog: str, argv: list[str], *, description: str, defau
     whole = dataclasses.make_dataclass("Invocation", fields)
     config = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes)
     words = split_lists(argv, set(_list_fields(cls)))
+    registry = ConstructorRegistry()
+    if any(is_settings(hint) for hint in typing.get_type_hints(cls).values()):
+        registry.primitive_rule(_unchecked)
     said = io.StringIO()
     try:
         with redirect_stderr(said):
-            parsed = tyro.cli(whole, prog=prog, args=words, description=description, config=config).args
+            parsed = tyro.cli(
+                whole, prog=prog, args=words, description=description, config=config, registry=registry
+            ).args
     except SystemExit as stop:
         if not stop.code:
             raise
         raise UsageError(_plain(said.getvalue())) from None
-    check_numbers(getattr(parsed, "settings", parsed))  # a recipe's settings are flags without that prefix
+    for name, value in vars(parsed).items():
+        if isinstance(value, Settings):
+            setattr(parsed, name, checked(type(value), value))
+        else:
+            check_numbers({name: value})
     return parsed
+
+
+def _unchecked(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """How tyro reads a number or a choice of settings: as YAML would, whatever the type wants."""
+    choices = typing.get_args(kind.type) if kind.type_origin is typing.Literal else ()
+    if not choices and kind.type not in (int, float):
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=f"{{{','.join(choices)}}}" if choices else kind.type.__name__.upper(),
+        instance_from_str=lambda words: words[0] if choices else _number(words[0]),
+        is_instance=lambda value: True,
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def _number(word: str) -> int | float | bool | str | None:
+    """The number or constant that a word stands for; the word itself if it is none."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(word)
+    return {"None": None, "True": True, "False": False}.get(word, word)
 
 
 def split_lists(argv: list[str], names: Collection[str]) -> list[str]:
@@ -60,10 +95,10 @@ def split_lists(argv: list[str], names: Collection[str]) -> list[str]:
 
 
 def _list_fields(cls: type) -> Iterator[str]:
-    """Fields of `cls`, and of the dataclasses in it, that hold a list of numbers or choices: these have no commas."""
+    """Fields of `cls`, and of what is nested in it, that hold a list of numbers or choices: these have no commas."""
     for name, hint in typing.get_type_hints(cls).items():
         arguments = typing.get_args(hint)
-        if dataclasses.is_dataclass(hint):
+        if dataclasses.is_dataclass(hint) or is_settings(hint):
             yield from _list_fields(typing.cast(type, hint))
         elif typing.get_origin(hint) is tuple and (
             arguments[0] in (int, float) or typing.get_origin(arguments[0]) is typing.Literal

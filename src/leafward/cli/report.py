@@ -55,11 +55,13 @@ def run(args: Args, console: Console) -> dict[str, Any]:
 
 def kind_of(path: Path) -> Kind:
     """What a path holds."""
+    from leafward.engine.layout import is_run
+
     if not path.exists():
         raise DataError(f"{path} does not exist")
     if path.is_file() and path.suffix == ".json":
         return "audit" if path.name == AUDIT else "evaluation"
-    if (path / "config.yaml").is_file():
+    if is_run(path):
         return "run"
     if (path / AUDIT).is_file():
         return "audit"

@@ -1,15 +1,17 @@
-"""``leafward train RECIPE``: a recipe from a preset or a saved configuration, with any field changed by a flag."""
+"""``leafward train SYSTEM``: from a preset or a saved configuration, with any field changed by a flag."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import os
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
-from leafward.commands._choice import load, show_choices, take_value
+from leafward.cli.choice import load, show_choices, take_value
 from leafward.errors import UsageError, nearest
-from leafward.recipes import RECIPES
+from leafward.systems import TASKS, TRAININGS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,43 +19,56 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class Args:
-    recipe: str
+    home: str
+    """The folder of the training, as a package."""
     config: Any
     out: Path
     resume: bool
     overwrite: bool
 
 
-LARGEST = {"seeds": 10_000, "workers": 1_024, "batch_size": 1 << 24, "vocab_size": 1 << 24, "size": 1 << 16}
-"""Settings that would make a run endless, or kill it without a word, long before an allocation fails."""
-
-USAGE = "leafward train RECIPE [--preset NAME | --config FILE] [--out DIR] [--key value]"
+USAGE = "leafward train SYSTEM [--preset NAME | --config FILE] [--out DIR] [--key value]"
 
 
-def load_recipe(name: str) -> ModuleType:
-    """The module of a recipe by its name."""
-    return load(RECIPES, name, "recipe")
+HOMES = {
+    **TRAININGS,
+    **{f"{name} --task {task}": home for name, tasks in TASKS.items() for task, home in tasks.items()},
+}
+"""What follows `leafward train` -> the folder of that training, as a package."""
+CONFIGS = {words: f"{home}.config" for words, home in HOMES.items()}
+"""What follows `leafward train` -> the module of its settings."""
 
 
 def parse(argv: list[str]) -> Args:
     """The first word is the recipe; a preset or a saved file gives the defaults for the rest."""
-    from leafward.commands._parse import parse_into
+    from leafward.cli.parse import parse_into
 
     if not argv or argv[0].startswith("-"):
-        show_choices(USAGE, RECIPES, "recipe", 0 if {"-h", "--help"} & set(argv) else 2)
-    name, words = argv[0], argv[1:]
-    recipe = load_recipe(name)
+        show_choices(USAGE, CONFIGS, "system", 0 if {"-h", "--help"} & set(argv) else 2)
+    name, words = chosen(argv)
+    recipe = load(CONFIGS, name, "system")
     preset, file = take_value(words, "--preset")[0], take_value(words, "--config")[0]
     cls = _flags(recipe, name, preset)
     parsed = parse_into(
         cls, f"leafward train {name}", words, description=recipe.SUMMARY, default=_default(cls, recipe, preset, file)
     )
-    out = parsed.out or Path("runs") / f"{name}-{parsed.preset or Path(file or '').stem or 'run'}"
-    return Args(name, parsed.settings, out, parsed.resume, parsed.overwrite)
+    folder = "-".join([*name.replace("--task ", "").split(), parsed.preset or Path(file or "").stem or "run"])
+    out = parsed.out or Path("runs") / folder
+    return Args(HOMES[name], parsed.settings, out, parsed.resume, parsed.overwrite)
+
+
+def chosen(argv: list[str]) -> tuple[str, list[str]]:
+    """What is to be trained, a name of `HOMES`, and the words that set it."""
+    name, words = argv[0], argv[1:]
+    if name in TASKS and (task := take_value(words, "--task")[0]) is not None:
+        if task not in TASKS[name]:
+            raise UsageError(f"--task {task!r} is not a task of {name}; {nearest(task, TASKS[name])}")
+        return f"{name} --task {task}", take_value(words, "--task")[1]
+    return name, words
 
 
 def _flags(recipe: ModuleType, name: str, preset: str | None) -> type:
-    """A dataclass of the shared training flags and, without a prefix, the recipe's own configuration."""
+    """A dataclass of the shared training flags and, without a prefix, the training's own configuration."""
     import tyro
 
     def flag(kind: Any, text: str) -> Any:
@@ -62,12 +77,12 @@ def _flags(recipe: ModuleType, name: str, preset: str | None) -> type:
     presets = ", ".join(recipe.PRESETS)
     first = next(iter(recipe.PRESETS))
     return dataclasses.make_dataclass(
-        f"Train{name.title()}",
+        "Train",
         [
             ("preset", flag(str | None, f"A ready configuration: {presets} (default: {first})."), None),
             ("config", flag(Path | None, "A saved config.yaml to start from instead of a preset."), None),
-            ("out", flag(Path | None, "The run directory (default: runs/RECIPE-PRESET)."), None),
-            ("resume", flag(bool, "Continue an unfinished run."), False),
+            ("out", flag(Path | None, "The run directory (default: runs/SYSTEM-PRESET)."), None),
+            ("resume", flag(bool, "Continue an unfinished run, or write the page that a finished one lacks."), False),
             ("overwrite", flag(bool, "Replace a finished run."), False),
             (
                 "settings",
@@ -82,12 +97,12 @@ def _default(cls: type, recipe: ModuleType, preset: str | None, file: str | None
     if preset is not None and file is not None:
         raise UsageError("give --preset or --config, not both")
     if file is not None:
-        from leafward.engine.config import load_yaml
+        from leafward.config import load_yaml
 
         return cls(config=Path(file), settings=load_yaml(recipe.Config, file))
     preset = next(iter(recipe.PRESETS)) if preset is None else preset
     if preset not in recipe.PRESETS:
-        raise UsageError(f"--preset {preset!r} is not a preset of this recipe; {nearest(preset, recipe.PRESETS)}")
+        raise UsageError(f"--preset {preset!r} is not a preset of this training; {nearest(preset, recipe.PRESETS)}")
     return cls(preset=preset, settings=recipe.PRESETS[preset]())
 
 
@@ -96,38 +111,38 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     from leafward.engine.run import discard_unbegun
 
     _check_device(args.config)
-    _check_sizes(args.config)
     fresh = [path for path in (args.out, *args.out.parents) if not path.exists()]
     try:
-        result = load_recipe(args.recipe).run(args.config, args.out, resume=args.resume, overwrite=args.overwrite)
+        settings = importlib.import_module(f"{args.home}.config")
+        if hasattr(settings, "check"):  # before anything heavy is imported
+            settings.check(args.config)
+        train = importlib.import_module(f"{args.home}.train")
+        result = train.run(args.config, args.out, resume=args.resume, overwrite=args.overwrite)
     except Exception:
+        if not _first_rank():  # it clears up for all
+            raise
         if fresh:
             discard_unbegun(args.out)
         for parent in fresh[1:]:  # the folders that were made for it, the deepest first
             if parent.is_dir() and not any(parent.iterdir()):
                 parent.rmdir()
         raise
-    from leafward.commands._show import show_headline
+    if _first_rank():
+        from leafward.cli.show import show_headline
 
-    show_headline(console, result)
-    console.print(f"run directory: {args.out}   report: {args.out / 'report.html'}")
+        show_headline(console, result)
+        console.print(f"run directory: {args.out}   report: {args.out / 'report.html'}")
     return {"run": str(args.out), **result}
+
+
+def _first_rank() -> bool:
+    """Whether this is the first of the processes that torchrun started, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _check_device(config: Any) -> None:
     """Refuse a device that is not there before a run directory is made."""
     if "cuda" in (getattr(config, "device", None), getattr(getattr(config, "loop", None), "device", None)):
-        import torch
+        from leafward.engine.distributed import need_cuda
 
-        if not torch.cuda.is_available():
-            raise UsageError("device is cuda, but torch finds no CUDA device here; use cpu or auto")
-
-
-def _check_sizes(config: Any) -> None:
-    """Refuse what nobody can mean before a run directory is made."""
-    from leafward.engine.config import flatten
-
-    for path, value in flatten(config).items():
-        largest = LARGEST.get(path.rpartition(".")[2])
-        if largest is not None and isinstance(value, int) and value > largest:
-            raise UsageError(f"{path} must be at most {largest:,}, got {value:,}")
+        need_cuda()

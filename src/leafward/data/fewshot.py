@@ -1,9 +1,9 @@
-"""Few-shot classification on features: the file format, the splits, and the four usual protocols.
+"""Few-shot classification on features: labelled sets, the splits, and the four usual protocols.
 
-A feature file (.npz or .safetensors) holds `image_features` (N, d), `labels` (N), `text_features` (C, d) and the class
-names: an array `class_names` in an .npz, a JSON list of that name in the metadata of a .safetensors. Optional: `split`
-(N) with 0 train, 1 validation, 2 test; `teacher_image_features` (N, d′) and `teacher_text_features` (C, d′) of a larger
-model. Features are kept as they are: their norms may matter.
+A set is a feature file (.npz or .safetensors, see `leafward.data.features`) with `image_features` (N, d), `labels` (N),
+`text_features` (C, d) and `class_names`. Optional: `split` (N) with 0 train, 1 validation, 2 test;
+`teacher_image_features` (N, d′) and `teacher_text_features` (C, d′) of a larger model. Features are kept as they are:
+their norms may matter.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from leafward.data.arrays import array_of
+from leafward.data.features import CLASSES, PAIR, as_vectors, feature_arrays
 from leafward.errors import DataError, UsageError
-from leafward.files import replacing
-from leafward.tasks.features import as_vectors, check_ending, load_arrays, need_arrays
+from leafward.files import check_ending, replacing
 
 Protocol = Literal["base-to-new", "few-shot", "cross-dataset", "domain"]
 TRAIN, VALIDATION, TEST = 0, 1, 2
@@ -30,7 +31,6 @@ SHARES = (0.5, 0.2, 0.3)
 """Of train, validation and test, where a file brings no split (the shares of CoOp's data sets)."""
 
 ENDINGS = (".npz", ".safetensors")
-_REQUIRED = ("image_features", "labels", "text_features")
 _TEACHER = ("teacher_image_features", "teacher_text_features")
 
 
@@ -59,13 +59,14 @@ class FeatureSet:
         return chosen.nonzero().squeeze(1)
 
 
-def read_features(path: str | os.PathLike[str]) -> FeatureSet:
+def read_feature_set(path: str | os.PathLike[str]) -> FeatureSet:
     """A feature file, checked; without a split a seeded one is made, the same every time."""
     path = Path(path)
-    arrays, metadata = load_arrays(path, ENDINGS)
-    names = _class_names(arrays, metadata, path)
-    need_arrays(arrays, _REQUIRED, path)
-    images, texts = (_matrix(arrays, name, path) for name in ("image_features", "text_features"))
+    arrays = feature_arrays(path, ENDINGS)
+    if CLASSES not in arrays:
+        raise DataError(f"{path} lacks the class names: an array {CLASSES!r} (.npz) or metadata (.safetensors)")
+    names = tuple(map(str, arrays.pop(CLASSES)))
+    images, texts = (_matrix(arrays, name, path) for name in PAIR)
     labels = _integers(arrays, "labels", path, len(images), len(texts))
     if len(names) != len(texts) or images.shape[1] != texts.shape[1]:
         raise DataError(
@@ -92,7 +93,7 @@ def _teacher(arrays: dict[str, Any], path: Path, images: int, texts: int) -> tup
     return features
 
 
-def write_features(path: str | os.PathLike[str], data: FeatureSet) -> None:
+def write_feature_set(path: str | os.PathLike[str], data: FeatureSet) -> None:
     """Write a feature file of the kind that the name asks for, in one step."""
     path = Path(path)
     arrays = {
@@ -112,7 +113,7 @@ def write_features(path: str | os.PathLike[str], data: FeatureSet) -> None:
         else:
             from safetensors.torch import save_file
 
-            metadata = {"class_names": json.dumps(data.class_names)}
+            metadata = {CLASSES: json.dumps(data.class_names)}
             save_file({name: array.contiguous() for name, array in arrays.items()}, temporary, metadata=metadata)
 
 
@@ -228,26 +229,15 @@ def harmonic_mean(first: float, second: float) -> float:
     return 2.0 * first * second / (first + second) if first + second else 0.0
 
 
-def _class_names(arrays: dict[str, np.ndarray], metadata: dict[str, str], path: Path) -> tuple[str, ...]:
-    """The class names, taken out of the arrays where they are one of them."""
-    if "class_names" in arrays:
-        return tuple(map(str, arrays.pop("class_names")))
-    if "class_names" not in metadata:
-        raise DataError(f"{path} lacks the class names: an array 'class_names' (.npz) or metadata (.safetensors)")
-    try:
-        return tuple(map(str, json.loads(metadata["class_names"])))
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{path}: the metadata class_names must be a list in JSON: {error}") from error
-
-
 def _matrix(arrays: dict[str, np.ndarray], name: str, path: Path) -> Tensor:
-    if arrays[name].ndim != 2:
-        raise DataError(f"{path}: {name} must be numbers (N, d), got {arrays[name].dtype} {arrays[name].shape}")
-    return as_vectors(arrays[name], name, path)
+    array = array_of(arrays, name, path)
+    if array.ndim != 2:
+        raise DataError(f"{path}: {name} must be numbers (N, d), got {array.dtype} {array.shape}")
+    return as_vectors(array, name, path)
 
 
 def _integers(arrays: dict[str, Any], name: str, path: Path, count: int, below: int) -> Tensor:
-    array = arrays[name]
+    array = array_of(arrays, name, path)
     if array.dtype.kind not in "iu" or array.shape != (count,):
         raise DataError(f"{path}: {name} must be {count} integers, got {array.dtype} {array.shape}")
     if array.min() < 0 or array.max() >= below:

@@ -9,7 +9,6 @@ Whatever is wrong with a file is reported by its name, before training starts.
 from __future__ import annotations
 
 import inspect
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +16,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from leafward.data.arrays import array_of, read_arrays
+from leafward.data.image_files import ENDINGS, encoded_image, guarding_pillow, read_image
 from leafward.errors import DataError, UsageError, nearest, require
-from leafward.files import check_arrays, check_size, inside, whole_arrays
+from leafward.files import inside
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 T = TypeVar("T")
-ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+LISTED = ENDINGS | {".ppm", ".pgm"}
+"""Portable pixmaps are listed too: they are refused by name, where passing over them would train on a part of a set."""
 TRAIN, HELD_OUT = ("train", "training"), ("val", "valid", "validation", "test", "testing")
 BYTES = ("jpeg", "png", "image", "img", "bytes")
 """Columns of a Parquet file that can hold encoded images."""
@@ -67,29 +69,6 @@ class ImageSets:
 
     train: ImageSet
     held_out: ImageSet
-
-
-def read_image(source: str | Path | bytes, name: str = "") -> Image:
-    """Decode an image file, or the bytes of one (called `name` in errors), as RGB."""
-    pillow = require("PIL.Image", "vision")
-    try:
-        if not isinstance(source, bytes):
-            check_size(source)
-        with pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-            return _rgb(image)
-    except (DataError, OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
-        what = name or ("an image" if isinstance(source, bytes) else source)
-        raise DataError(f"{what} cannot be read as an image: {error}") from None
-
-
-def _rgb(image: Image) -> Image:
-    """8 bits for each colour. Pillow itself would cut off what lies above 255: a picture of 16 bits becomes white."""
-    if image.mode.startswith("I;16"):
-        pillow = require("PIL.Image", "vision")
-        return pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
-    if image.mode in ("I", "F"):
-        raise DataError(f"its pixels have 32 bits (mode {image.mode}); save it with 8 or 16")
-    return image.convert("RGB")
 
 
 def load_images(data: str | Path, held_out: float = 0.1, seed: int = 0) -> ImageSets:
@@ -137,7 +116,7 @@ def check_classes(images: ImageSet, what: str) -> None:
 
 def image_files(folder: Path) -> list[Path]:
     """The images in a folder and below, sorted."""
-    found = sorted(p for p in folder.rglob("*") if p.suffix.lower() in ENDINGS and p.is_file())
+    found = sorted(p for p in folder.rglob("*") if p.suffix.lower() in LISTED and p.is_file())
     return [inside(folder, p.relative_to(folder)) if p.is_symlink() else p for p in found]
 
 
@@ -170,16 +149,11 @@ def _class_folders(path: Path, classes: list[str] | None = None) -> ImageSet:
 
 
 def _arrays(path: Path) -> ImageSet:
-    try:
-        check_arrays(path)
-        with np.load(path, allow_pickle=False) as arrays:
-            held = whole_arrays(arrays)
-    except Exception as error:  # a damaged archive can raise nearly anything
-        raise DataError(f"{path} cannot be read as arrays: {error}") from None
-    if not {"images", "labels"} <= set(held):
-        raise DataError(f"{path} must hold the arrays images (N, H, W, 3) and labels (N), not {sorted(held)}")
-    names = [str(name) for name in held["classes"]] if "classes" in held else None
-    return from_arrays(held["images"], held["labels"], names, str(path))
+    held = read_arrays(path)
+    images, labels = (array_of(held, name, path) for name in ("images", "labels"))
+    return from_arrays(
+        images, labels, [str(name) for name in held["classes"]] if "classes" in held else None, str(path)
+    )
 
 
 def from_arrays(
@@ -229,11 +203,8 @@ def _parquet(path: Path, files: list[Path]) -> tuple[ImageSet, list[str] | None]
     names = [f"{file}: {name}" for (file, _), name in zip(rows, given, strict=True)]
 
     def read(i: int) -> Image:
-        cell = cells[i].as_py()
-        encoded = cell.get("bytes") if isinstance(cell, dict) else cell
-        if not isinstance(encoded, bytes):
-            raise DataError(f"{names[i]} has no encoded image in the column {image}")
-        return read_image(encoded, names[i])
+        cell = encoded_image(cells[i].as_py(), f"{names[i]} has no encoded image in the column {image}")
+        return read_image(cell, names[i])
 
     splits = table["split"].to_pylist() if "split" in columns else _splits_by_name([file for file, _ in rows])
     return ImageSet(classes, labels, names, read), splits
@@ -288,15 +259,25 @@ def _hugging_face(path: Path, held_out: float, seed: int) -> ImageSets:
 
 
 def _hugging_face_set(found: Any, path: Path, classes: list[str] | None = None) -> ImageSet:
-    found = found.with_format(None)  # saved with another one it would not give PIL images
     columns = found.column_names
     image = next((name for name in ("image", "img") if name in columns), None)
     label = next((name for name in ("label", "labels", "fine_label") if name in columns), None)
     if image is None or label is None:
         raise DataError(f"{path} needs the columns image and label; it has {columns}")
-    given, labels = _encoded(found[label][:], path, classes or getattr(found.features[label], "names", None))
+    # As Arrow, cells come as they are stored; the library's own format decodes every image of a row by itself.
+    values, cells = (found.select_columns([name]).with_format("arrow") for name in (label, image))
+    given, labels = _encoded(
+        values[:][label].to_pylist(), path, classes or getattr(found.features[label], "names", None)
+    )
     names = [f"{path}[{i}]" for i in range(len(labels))]
-    return ImageSet(given, labels, names, _reader(names, lambda i: found[i][image]))
+    mode = getattr(found.features[image], "mode", None)  # of a set whose images are all to be grey, for example
+
+    def read(i: int) -> Image:
+        cell = cells[i][image][0].as_py()
+        picture = read_image(encoded_image(cell, f"{names[i]} has no encoded image in the column {image}"), names[i])
+        return picture.convert(mode).convert("RGB") if mode else picture
+
+    return ImageSet(given, labels, names, read)
 
 
 TORCHVISION_SPLITS = (("train", "trainval", "train-standard"), ("test", "val"))
@@ -315,12 +296,13 @@ def _torchvision(text: str, held_out: float, seed: int) -> ImageSets:
         raise UsageError(f"torchvision has no data set {name!r}; {nearest(name, datasets.__all__)}")
     choices = inspect.signature(kind).parameters
     try:
-        if "train" in choices:
-            pair = [kind(folder, train=part) for part in (True, False)]  # pyright: ignore[reportCallIssue]
-        elif "split" in choices:
-            pair = [_torchvision_split(kind, folder, names) for names in TORCHVISION_SPLITS]
-        else:
-            return _divide(from_dataset(kind(folder), text), held_out, seed)
+        with guarding_pillow():
+            if "train" in choices:
+                pair = [kind(folder, train=part) for part in (True, False)]  # pyright: ignore[reportCallIssue]
+            elif "split" in choices:
+                pair = [_torchvision_split(kind, folder, names) for names in TORCHVISION_SPLITS]
+            else:
+                return _divide(from_dataset(kind(folder), text), held_out, seed)
     except (RuntimeError, OSError, TypeError, ValueError) as error:
         raise DataError(f"torchvision's {name} cannot be read from {folder}: {error}") from None
     train = from_dataset(pair[0], text)
@@ -341,7 +323,8 @@ def from_dataset(found: Any, name: str, classes: list[str] | None = None) -> Ima
     """A torchvision classification data set: items are (PIL image, label). `classes` are those of its training part."""
     labels = getattr(found, "targets", getattr(found, "labels", getattr(found, "_labels", None)))
     if labels is None:
-        labels = [found[i][1] for i in range(len(found))]
+        with guarding_pillow():  # the items are the images as well
+            labels = [found[i][1] for i in range(len(found))]
     try:
         values = np.asarray(labels, dtype=np.int64).reshape(len(found))
     except (TypeError, ValueError):
@@ -356,9 +339,13 @@ def _reader(names: Sequence[str], item: Callable[[int], Any]) -> Callable[[int],
 
     def read(i: int) -> Image:
         try:
-            return _rgb(item(i))
-        except (DataError, OSError, SyntaxError, ValueError) as error:
+            with guarding_pillow():
+                found = item(i)
+        except DataError as error:
+            raise DataError(f"{names[i]}: {error}") from None
+        except (OSError, SyntaxError, ValueError) as error:
             raise DataError(f"{names[i]} cannot be read as an image: {error}") from None
+        return read_image(found, names[i])
 
     return read
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from leafward.data.images import image_files
 from leafward.errors import DataError
 from leafward.files import inside, read_json, read_text
-from leafward.tasks.images import image_files
 
 Labelled = tuple[list[Path], list[int], tuple[str, ...], list[int]]
 """Files, labels, class names, and the part of each file: 0 train, 1 validation, 2 test."""

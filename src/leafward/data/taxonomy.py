@@ -1,16 +1,29 @@
-"""A taxonomy for the classes of data sets: a file whose nodes have their names, or the part of WordNet above them."""
+"""Taxonomies as users name them: a file, WordNet, or the part of WordNet above the classes of data sets."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from leafward.errors import DataError
+from leafward.errors import DataError, named
 from leafward.hierarchy import Taxonomy
-from leafward.recipes._taxonomy_inputs import WORDNET, read_taxonomy
 
 SENSE = ".n.01"
 """What WordNet puts after a noun in its first sense."""
+
+
+def of_wordnet(source: str | Path) -> bool:
+    """Whether WordNet is meant, and not a file that is called so."""
+    return str(source).partition(":")[0] == "wordnet" and not Path(source).exists()
+
+
+def read_taxonomy(source: str | Path, root: str | None = None) -> Taxonomy:
+    """A .csv, .json or .txt file, ``wordnet`` (its nouns) or ``wordnet:NODE`` (the nouns under that node)."""
+    if not of_wordnet(source):
+        return Taxonomy.load(source, root)
+    whole, (_, colon, node) = Taxonomy.from_wordnet(), str(source).partition(":")
+    with named(source):
+        return whole.subtree(node) if colon else whole
 
 
 def class_taxonomy(source: str | Path, *sets: Sequence[str]) -> Taxonomy:
@@ -20,8 +33,7 @@ def class_taxonomy(source: str | Path, *sets: Sequence[str]) -> Taxonomy:
     found by the name of its synset (dog.n.01), or as the first sense of its own name (dog), which its node then has.
     At least one of the sets must have all its classes in the taxonomy.
     """
-    tax = read_taxonomy(source)
-    wordnet = str(source).partition(":")[0] == WORDNET and not Path(source).exists()
+    tax, wordnet = read_taxonomy(source), of_wordnet(source)
     nodes = {name: _first_sense(name) if wordnet and name not in tax else name for each in sets for name in each}
     covered = [each for each in sets if all(nodes[name] in tax for name in each)]
     if not covered:

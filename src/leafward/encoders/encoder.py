@@ -7,9 +7,8 @@ the image side stays as it is.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,10 +20,14 @@ from torch.nn.functional import normalize
 from leafward.adapters.block_scale import BlockScaleConfig
 from leafward.adapters.io import CONFIG as ADAPTER_CONFIG
 from leafward.adapters.io import from_pretrained, read_config
-from leafward.adapters.layouts import ROLES, find_sites
+from leafward.adapters.layouts import ROLES
+from leafward.adapters.low_rank import LowRankConfig
 from leafward.adapters.surface import adapters, attach, merge
-from leafward.errors import DataError, LeafwardError, UsageError, require
+from leafward.data.image_files import read_image
+from leafward.engine.layout import is_run
+from leafward.errors import DataError, LeafwardError, UsageError, nearest, require
 from leafward.files import read_json, write_json
+from leafward.geometry.scalars import wide
 
 OPEN_CLIP = "open_clip:"
 OPEN_CLIP_CONFIG, OPEN_CLIP_WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
@@ -80,9 +83,13 @@ class Encoder(nn.Module, ABC):
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
     def text_features(self, tokens: Mapping[str, Tensor]) -> Tensor:
-        """Unit embeddings with their gradient: tokens (N, L) -> float32 (N, d)."""
-        return normalize(self._text(tokens).float(), dim=-1)
+        """Unit embeddings with their gradient, in float32 or better: tokens (N, L) -> (N, d)."""
+        return normalize(wide(self._text(tokens)), dim=-1)
 
     def encode_text(self, texts: Sequence[str], batch_size: int = 256, *, unit: bool = True) -> Tensor:
         """Embeddings of texts, of unit length or as they are, in their order: (N, d). Equal texts are computed once."""
@@ -102,7 +109,7 @@ class Encoder(nn.Module, ABC):
         rows = []
         for part in order.split(batch_size):
             batch = trimmed({name: tensor[part] for name, tensor in tokens.items()})
-            rows.append(self._text({name: tensor.to(self.device) for name, tensor in batch.items()}).float())
+            rows.append(wide(self._text({name: tensor.to(self.device) for name, tensor in batch.items()})))
         found = torch.cat(rows)[order.argsort().to(self.device)]
         return normalize(found, dim=-1) if unit else found
 
@@ -113,23 +120,14 @@ class Encoder(nn.Module, ABC):
             raise UsageError("images: at least one is needed")
         rows = []
         for first in range(0, len(images), batch_size):
-            opened = [open_image(image) for image in images[first : first + batch_size]]
-            rows.append(self._image(self.prepare_images(opened).to(self.device)).float())
+            part = images[first : first + batch_size]
+            opened = [
+                read_image(image, "" if isinstance(image, str | Path) else f"image {place} of those given")
+                for place, image in enumerate(part, start=first)
+            ]
+            rows.append(wide(self._image(self.prepare_images(opened).to(self.device, self.dtype))))
         found = torch.cat(rows)
         return normalize(found, dim=-1) if unit else found
-
-
-def open_image(image: Image) -> Any:
-    """A PIL image in RGB from a path, the bytes of a file, or a PIL image."""
-    library = require("PIL.Image", "vision")
-    if not isinstance(image, str | Path | bytes):
-        return image.convert("RGB")
-    try:
-        with library.open(BytesIO(image) if isinstance(image, bytes) else image) as opened:
-            return opened.convert("RGB")
-    except (OSError, SyntaxError, ValueError, library.DecompressionBombError) as error:
-        name = "the bytes of an image" if isinstance(image, bytes) else f"the image {image}"
-        raise DataError(f"cannot read {name}: {error}") from error
 
 
 def trimmed(tokens: Mapping[str, Tensor]) -> Tokens:
@@ -158,10 +156,10 @@ class HuggingFaceEncoder(Encoder):
         return {"input_ids": tokens["input_ids"]} if self.reads_padding else tokens
 
     def _text(self, tokens: Mapping[str, Tensor]) -> Tensor:
-        return _pooled(self.model.get_text_features(**tokens))
+        return pooled_features(self.model.get_text_features(**tokens))
 
     def _image(self, pixels: Tensor) -> Tensor:
-        return _pooled(self.model.get_image_features(pixel_values=pixels))
+        return pooled_features(self.model.get_image_features(pixel_values=pixels))
 
     def prepare_images(self, images: Sequence[Image]) -> Tensor:
         if self.image_processor is None:
@@ -178,7 +176,7 @@ class HuggingFaceEncoder(Encoder):
                 part.save_pretrained(directory)
 
 
-def _pooled(output: Any) -> Tensor:
+def pooled_features(output: Any) -> Tensor:
     """The embedding: transformers 5 wraps it in an output whose item 0 is the hidden states; 4 gave it bare."""
     return output if isinstance(output, Tensor) else output.pooler_output
 
@@ -201,8 +199,8 @@ class SentenceEncoder(Encoder):
             return states[:, 0]
         mask = tokens["attention_mask"].unsqueeze(-1).bool()
         if self.pooling == "max":
-            return states.float().masked_fill(~mask, -torch.inf).amax(dim=1)
-        return states.float().masked_fill(~mask, 0.0).sum(dim=1) / mask.sum(dim=1)
+            return wide(states).masked_fill(~mask, -torch.inf).amax(dim=1)
+        return wide(states).masked_fill(~mask, 0.0).sum(dim=1) / mask.sum(dim=1)
 
     def is_text(self, name: str) -> bool:
         return not name.startswith("pooler.")  # BERT's pooler is not on the way to the embedding
@@ -272,15 +270,18 @@ def load_encoder(source: str | Path) -> Encoder:
     A directory of transformers (a dual encoder, or a text model, with sentence-transformers' files or without: then
     its token states are averaged), or of open_clip; a run directory with a trained model or an adapter in it, or the
     adapter itself, which is put on the base model that it names; the name of a model on the Hugging Face hub; or
-    open_clip:NAME[@FILE or TAG], e.g. open_clip:ViT-B-32@laion2b_s34b_b79k.
+    open_clip:NAME@WEIGHTS, a file or a tag, e.g. open_clip:ViT-B-32@laion2b_s34b_b79k. What lacks weights is refused:
+    open_clip and transformers would go on with random ones.
     """
     text = str(source)
     if text.startswith(OPEN_CLIP):
         name, _, weights = text.removeprefix(OPEN_CLIP).partition("@")
+        if not weights and ":" not in name:  # hf-hub:ORG/NAME has weights of its own
+            raise _without_weights(name)
         return _load_open_clip(name, weights or None)
     folder = Path(text)
     if folder.is_dir():
-        if (folder / "config.yaml").is_file():
+        if is_run(folder):
             for part in ("model", "adapter"):
                 if (folder / part).is_dir():
                     return load_encoder(folder / part)
@@ -313,21 +314,43 @@ def _load_adapted(folder: Path) -> Encoder:
 def _load_transformers(source: str) -> Encoder:
     library = require("transformers", "lm")
     with _failing(f"cannot load the model {source}"):
-        config = library.AutoConfig.from_pretrained(source)
+        config = library.AutoConfig.from_pretrained(source, trust_remote_code=False)
         # use_safetensors: a model somebody hands us is never unpickled
-        model = library.AutoModel.from_pretrained(source, use_safetensors=True, dtype=torch.float32)
-        tokenizer = library.AutoTokenizer.from_pretrained(source)
+        model, found = library.AutoModel.from_pretrained(
+            source, use_safetensors=True, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
+        )
+        tokenizer = library.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     if hasattr(config, "vision_config") or config.model_type.endswith("_text_model"):
         if not hasattr(model, "get_text_features"):
             raise DataError(f"{source} is a {config.model_type}; give a whole dual encoder, such as CLIP or SigLIP")
         processor = None
         if _read(source, "preprocessor_config.json") or _read(source, "processor_config.json"):
-            processor = library.AutoImageProcessor.from_pretrained(source)
+            processor = library.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
+        refuse_missing(source, found["missing_keys"])
         return HuggingFaceEncoder(model, tokenizer, processor)
+    # Many text models come without a pooler, which a sentence encoder does not use: it pools the token states.
+    refuse_missing(source, (name for name in found["missing_keys"] if not name.startswith("pooler.")))
     settings = _read(source, "sentence_bert_config.json") or {}
     longest = int(getattr(config, "max_position_embeddings", 512))
     length = min(int(settings.get("max_seq_length") or longest), longest, tokenizer.model_max_length)
     return SentenceEncoder(model, tokenizer, _pooling(source), length)
+
+
+def refuse_missing(source: str | Path, missing: Iterable[str]) -> None:
+    """Refuse a model whose file lacks weights: transformers would fill them with random numbers."""
+    names = sorted(missing)
+    if names:
+        raise DataError(f"{source}: {len(names)} weights of the model are not in its files, for instance {names[0]!r}")
+
+
+def _without_weights(name: str) -> UsageError:
+    """open_clip:NAME alone is a random model; say what there is."""
+    library = require("open_clip", "vision")
+    if name not in library.list_models():
+        return UsageError(f"open_clip has no model {name!r}; {nearest(name, library.list_models())}")
+    tags = ", ".join(library.list_pretrained_tags_by_model(name))
+    known = f"a tag ({tags}) or a file" if tags else "a file (open_clip has no pretrained weights of this model)"
+    return UsageError(f"open_clip:{name} names no weights: give open_clip:{name}@WEIGHTS, where WEIGHTS is {known}")
 
 
 def _pooling(source: str) -> str:
@@ -352,7 +375,7 @@ def _pooling(source: str) -> str:
 def _load_open_clip(name: str, weights: str | None) -> Encoder:
     library = require("open_clip", "vision")
     with _failing(f"cannot load the open_clip model {name}"):
-        model, _, transform = library.create_model_and_transforms(name, pretrained=weights)
+        model, _, transform = library.create_model_and_transforms(name, pretrained=weights, require_pretrained=True)
         tokenizer = library.get_tokenizer(name)
     folder = name.removeprefix("local-dir:")
     if folder != name:
@@ -406,24 +429,29 @@ def _save(model: Any, directory: str | Path) -> None:
 
 
 def make_trainable(
-    encoder: Encoder, how: Literal["full", "lora", "blocks"] = "full", *, rank: int = 16, block_size: int = 32
+    encoder: Encoder,
+    how: Literal["full", "lora", "blocks"] = "full",
+    *,
+    rank: int = 16,
+    block_size: int = 32,
+    seed: int = 0,
+    base_model: str | None = None,
 ) -> None:
     """Let the text side of `encoder` learn, and nothing else: all of it, or adapters in its attention and MLP layers.
 
-    lora: low-rank updates of the given rank (PEFT); blocks: block-diagonal scalings W Sᵀ of the query, key and value
-    projections. `merge_adapters` writes either into the weights.
+    lora: low-rank updates of the given rank, α = 2r, drawn with `seed`; blocks: block-diagonal scalings W Sᵀ of the
+    query, key and value projections. `merge_adapters` writes either into the weights. `base_model` is what a saved
+    adapter calls the model.
     """
     side: Literal["text", "both"] = "text" if encoder.has_images else "both"
     if how == "full":
         for name, parameter in encoder.model.named_parameters():
             parameter.requires_grad_(encoder.is_text(name))
     elif how == "lora":
-        peft = require("peft", "lm")
-        names = sorted({site.caller for site in find_sites(encoder.model, ROLES, side)})
-        config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=names)
-        encoder.model = peft.get_peft_model(encoder.model, config)
+        config = LowRankConfig(rank=rank, alpha=2.0 * rank, targets=ROLES, encoder=side, seed=seed)
+        attach(encoder.model, config, base_model=base_model)
     elif how == "blocks":
-        attach(encoder.model, BlockScaleConfig(block_size=block_size, encoder=side))
+        attach(encoder.model, BlockScaleConfig(block_size=block_size, encoder=side), base_model=base_model)
     else:
         raise UsageError(f"how must be full, lora or blocks, got {how!r}")
     encoder.train()
@@ -431,8 +459,6 @@ def make_trainable(
 
 def merge_adapters(encoder: Encoder) -> None:
     """Write what `make_trainable` attached into the weights; the model then has its own layout again."""
-    if hasattr(encoder.model, "merge_and_unload"):
-        encoder.model = encoder.model.merge_and_unload()
-    elif adapters(encoder.model):
+    if adapters(encoder.model):
         merge(encoder.model)
     encoder.requires_grad_(False)

@@ -1,9 +1,8 @@
-"""What the evaluations of encoders share: opening the target, roots, features from a file, the answer on screen."""
+"""What the evaluations of encoders share: opening the target, the answer on screen."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,43 +10,20 @@ from leafward.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from torch import Tensor
 
-    from leafward.adapters.encoders import Encoder
+    from leafward.encoders.encoder import Encoder
     from leafward.report import Number, Page
 
 
-@dataclass
-class Opened:
-    """An encoder on its device, the learned roots and the settings of its run, where it comes from one."""
-
-    encoder: Encoder
-    roots: dict[str, Tensor] | None
-    geometry: Any = "euclidean"
-    c: float = 1.0
-
-    def root(self, texts: Sequence[str]) -> Tensor:
-        """Vectors of the roots of given texts: (R, d)."""
-        from leafward.recipes._radial_suite import root_vectors
-
-        return root_vectors(self.encoder, texts, self.roots)
-
-
-def open_target(target: str | None, device: str) -> Opened:
-    """A model by name or directory, or a run directory of the radial recipe."""
+def open_target(target: str | None, device: str) -> Encoder:
+    """A model by name or directory, or of a run directory, on its device."""
     if target is None:
         raise UsageError("TARGET is missing: give a model, a run directory, or --features FILE")
-    from leafward.adapters.encoders import load_encoder
-    from leafward.engine import RunDirectory, session
-    from leafward.recipes._radial_training import load_roots
+    from leafward.encoders.encoder import load_encoder
+    from leafward.engine import session
 
     with session(device) as cluster:
-        opened = Opened(load_encoder(target).to(cluster.device), None)
-    if (Path(target) / "config.yaml").is_file():
-        objective = RunDirectory.open(target).config.get("objective", {})
-        opened.roots = load_roots(Path(target))
-        opened.geometry, opened.c = objective.get("geometry", "euclidean"), objective.get("c", 1.0)
-    return opened
+        return load_encoder(target).to(cluster.device)
 
 
 def one_source(target: str | None, features: Path | None) -> None:
@@ -71,8 +47,8 @@ def show(
     from rich.markup import escape
     from rich.table import Table
 
-    from leafward.engine.config import flatten
-    from leafward.recipes._evaluation_page import evaluation_page, write_evaluation
+    from leafward.config import flatten
+    from leafward.engine.evaluation import evaluation_page, write_evaluation
 
     table = Table("", "value", title=title)
     for name, value in flatten(found).items():
@@ -90,8 +66,8 @@ def show(
 
 def shares(names: Mapping[str, str], found: Mapping[str, Any], total: int) -> list[Number]:
     """Headline numbers that are shares of `total` queries, with Wilson's intervals; names: key of `found` -> label."""
-    from leafward.intervals import share_interval
     from leafward.report import Number
+    from leafward.stats.intervals import share_interval
 
     return [
         Number(label, found[key], interval=share_interval(round(found[key] * total), total), better="higher")

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from leafward.errors import UsageError, need
-from leafward.geometry.scalars import asinh, sqrt, tiny
+from leafward.geometry import pairs
+from leafward.geometry.scalars import wide
 
 Score = Literal["cosine", "lorentz", "cosine+radius"]
 
@@ -32,33 +33,24 @@ def similarity(image: Tensor, text: Tensor, score: Score = "cosine", *, c: float
     if score == "lorentz":
         need(c > 0, "c", "a positive number", c)
         return -distances(image, text, c)
-    cosine = normalize(image.float(), dim=-1) @ normalize(text.float(), dim=-1).mT
+    cosine = normalize(wide(image), dim=-1) @ normalize(wide(text), dim=-1).mT
     if score == "cosine":
         return cosine
     return cosine - weight * (hyperbolic_radius(image)[:, None] - hyperbolic_radius(text)).abs()
 
 
 def distances(x: Tensor, y: Tensor, c: float | None) -> Tensor:
-    """Distances of exp₀(x) and exp₀(y) on the Poincaré ball, from the tangent vectors: (N, d), (M, d) -> (N, M).
+    """Distances of exp₀(x) and exp₀(y) on the Poincaré ball, from the features: (N, d), (M, d) -> (N, M), in float32
+    or better; without a curvature (None) the Euclidean ones of 2x and 2y, which are the limit c -> 0.
 
-    sinh²(√c d/2) = sinh²((α−β)/2) + sinh α sinh β sin²(θ/2) with α = 2√c‖x‖, the scaled radius, and θ the angle: the
-    polar form, in which no point need be computed. One product in float64, since 1 − cos θ cancels; float32 out.
-    Without a curvature (None) the Euclidean distances of 2x and 2y, which are the limit c -> 0.
+    `leafward.geometry.pairs.tangent_distances`, in whose unit of length a tangent of the ball is twice as long.
     """
-    with torch.autocast(x.device.type, enabled=False):
-        x, y = x.double(), y.double()
-        p, q = torch.linalg.vector_norm(x, dim=1, keepdim=True), torch.linalg.vector_norm(y, dim=1)
-        lateral = 0.5 * (1.0 - (x @ y.mT) / (p * q).clamp_min(tiny(x.dtype)))  # sin²(θ/2)
-    if c is None:
-        return (2.0 * sqrt((p - q) ** 2 + 4.0 * p * q * lateral)).float()
-    a, b = 2.0 * c**0.5 * p, 2.0 * c**0.5 * q
-    squared = torch.sinh(0.5 * (a - b)) ** 2 + torch.sinh(a) * torch.sinh(b) * lateral
-    return (2.0 / c**0.5 * asinh(sqrt(squared))).float()
+    return pairs.tangent_distances(2.0 * wide(x), 2.0 * wide(y), c)
 
 
 def hyperbolic_radius(features: Tensor) -> Tensor:
     """Rad(exp₀(z)) = 2‖z‖, whatever the curvature: (..., d) -> (...)."""
-    return 2.0 * torch.linalg.vector_norm(features.float(), dim=-1)
+    return 2.0 * torch.linalg.vector_norm(wide(features), dim=-1)
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from leafward.adapters.encoders import Encoder
-from leafward.adapters.scores import Score, similarity
+from leafward.data import fewshot
+from leafward.data.arrays import array_names
+from leafward.data.captions import parquet_columns, read_lines, readable
+from leafward.data.features import PAIR, read_vectors
+from leafward.data.image_files import encoded_image
+from leafward.data.standard_sets import PARTS, read_images
+from leafward.encoders.encoder import Encoder
+from leafward.encoders.scores import Score, similarity
 from leafward.errors import DataError, UsageError
 from leafward.hierarchy import Taxonomy, metrics
-from leafward.tasks import fewshot
-from leafward.tasks.captions import parquet_columns, read_lines, readable
-from leafward.tasks.decisions import decided
-from leafward.tasks.features import load_arrays, read_features
-from leafward.tasks.standard_sets import PARTS, read_images
+from leafward.hierarchy.answers import decided
 
 TEMPLATES = ("a photo of a {}.",)
 #: CLIP's usual temperature: probabilities are softmax(100 · cosine)
@@ -68,7 +70,7 @@ def class_vectors(
 
 
 def labelled_images(path: str | Path, label: str = "label", split: str | None = None) -> tuple[list[Any], list[str]]:
-    """Images and the names of their classes: a folder in one of the layouts of `leafward.tasks.standard_sets`, or a
+    """Images and the names of their classes: a folder in one of the layouts of `leafward.data.standard_sets`, or a
     parquet file with the images' bytes (column jpeg or image) and the class in column `label`.
 
     `split`: take the rows whose column split says so, the folder of that name, or that part (train, val, test) of a
@@ -79,9 +81,12 @@ def labelled_images(path: str | Path, label: str = "label", split: str | None = 
         rows = parquet_columns(path, ("jpeg", "image", "split", label))
         rows = [row for row in rows if split is None or row.get("split") == split]
         try:
-            pairs = [(row["jpeg"] if "jpeg" in row else row["image"], str(row[label])) for row in rows]
+            cells = [row["jpeg"] if "jpeg" in row else row["image"] for row in rows]
+            labels = [str(row[label]) for row in rows]
         except KeyError as error:
             raise DataError(f"{path} lacks the column {error}") from error
+        images = [encoded_image(cell, f"{path}: image {i} has no encoded image") for i, cell in enumerate(cells)]
+        pairs = list(zip(images, labels, strict=True))
     else:
         pairs = _of_folder(path, split)
     if not pairs:
@@ -115,13 +120,12 @@ def labelled_features(path: str | Path, split: str | None = None) -> tuple[Tenso
     Either a file of ``leafward data features``, of which the part `split` is taken (train, val or test; test where
     nothing is said), or one with the arrays image, text and label.
     """
-    arrays, _ = load_arrays(path)
-    if "image_features" not in arrays:
+    if PAIR[0] not in array_names(Path(path)):
         if split is not None:
             raise UsageError(f"{path} has no parts, so that split cannot be {split!r}")
-        found = read_features(path, ("image", "text", "label"))
-        return found["image"], found["text"], found["label"], None
-    data = fewshot.read_features(path)
+        found = read_vectors(path, (*PAIR, "labels"))
+        return found["image_features"], found["text_features"], found["labels"], None
+    data = fewshot.read_feature_set(path)
     rows = data.part(_part(split))
     if not len(rows):
         raise DataError(f"{path} has no images in its part {split or 'test'!r}")

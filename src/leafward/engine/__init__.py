@@ -1,4 +1,4 @@
-"""Training that loses nothing: configuration, run directory, loop, checkpoints, distribution, progress.
+"""Training that loses nothing: settings, run directory, loop, checkpoints, distribution, progress.
 
 The engine knows no system. A recipe brings a model and a `Task`; `fit` trains it, `RunDirectory` keeps the record,
 and a run that was killed continues where its last checkpoint stands. Importing this package does not import torch.
@@ -13,18 +13,12 @@ from leafward._lazy import lazy
 if TYPE_CHECKING:
     from leafward.engine.bookkeeping import Loss
     from leafward.engine.checkpoint import Checkpointer, load_published, load_weights, publish
-    from leafward.engine.config import (
-        LoopConfig,
-        OptimConfig,
-        config_hash,
-        from_dict,
-        load_yaml,
-        save_yaml,
-        to_dict,
-    )
+    from leafward.engine.config import LoopConfig, OptimConfig
     from leafward.engine.data import DataOrder, batches
-    from leafward.engine.distributed import Cluster, create_run, session
+    from leafward.engine.distributed import Cluster, RankLostError, create_run, session
     from leafward.engine.executor import JobFailure, Jobs, run_jobs
+    from leafward.engine.experiment import Experiment, Member
+    from leafward.engine.layout import is_run, members_of
     from leafward.engine.loop import FitResult, Interrupted, Task, fit
     from leafward.engine.nonfinite import NonFiniteError
     from leafward.engine.optim import EMA, parameter_groups, schedule
@@ -34,10 +28,12 @@ if TYPE_CHECKING:
 _HOME = {
     "bookkeeping": ("Loss",),
     "checkpoint": ("Checkpointer", "load_published", "load_weights", "publish"),
-    "config": ("LoopConfig", "OptimConfig", "config_hash", "from_dict", "load_yaml", "save_yaml", "to_dict"),
+    "config": ("LoopConfig", "OptimConfig"),
     "data": ("DataOrder", "batches"),
-    "distributed": ("Cluster", "create_run", "session"),
+    "distributed": ("Cluster", "RankLostError", "create_run", "session"),
     "executor": ("JobFailure", "Jobs", "run_jobs"),
+    "experiment": ("Experiment", "Member"),
+    "layout": ("is_run", "members_of"),
     "loop": ("FitResult", "Interrupted", "Task", "fit"),
     "nonfinite": ("NonFiniteError",),
     "optim": ("EMA", "parameter_groups", "schedule"),
@@ -50,32 +46,32 @@ __all__ = [
     "Checkpointer",
     "Cluster",
     "DataOrder",
+    "Experiment",
     "FitResult",
     "Interrupted",
     "JobFailure",
     "Jobs",
     "LoopConfig",
     "Loss",
+    "Member",
     "NonFiniteError",
     "OptimConfig",
     "Progress",
+    "RankLostError",
     "RunDirectory",
     "Task",
     "batches",
-    "config_hash",
     "create_run",
     "fit",
-    "from_dict",
+    "is_run",
     "load_published",
     "load_weights",
-    "load_yaml",
+    "members_of",
     "parameter_groups",
     "publish",
     "run_jobs",
-    "save_yaml",
     "schedule",
     "session",
-    "to_dict",
 ]
 
 

@@ -24,12 +24,20 @@ class Loss:
     """What `Task.loss` returns: sums, so that micro-batches and ranks with unequal counts add up exactly.
 
     The loss that is minimised is Σ total / Σ count over the whole batch. Each of `metrics` is a sum over the same
-    `count` terms as well and is reported as its mean.
+    `count` terms as well and is reported as its mean. A count of dimension one is that of each sample.
     """
 
     total: Tensor
     count: Tensor | int
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def counts(self, samples: int) -> Tensor:
+        """Terms of each of so many samples (samples): as they are given, else in even parts.
+
+        What is added to the loss for each sample must weigh it by these, or the sum depends on the split of the batch.
+        """
+        count = torch.as_tensor(self.count, device=self.total.device)
+        return count if count.ndim else (count / samples).expand(samples)
 
 
 class Window:
@@ -48,7 +56,8 @@ class Window:
             self.names = names
         elif names != self.names:
             raise UsageError(f"the metrics of the loss changed from {self.names} to {names}; keep the same names")
-        return torch.stack([self._scalar(value) for value in (loss.total, loss.count, *loss.metrics.values())])
+        count = loss.count.sum() if isinstance(loss.count, Tensor) else loss.count
+        return torch.stack([self._scalar(value) for value in (loss.total, count, *loss.metrics.values())])
 
     def add(self, sums: Tensor, norm: Tensor) -> None:
         """Add the sums (2 + metrics) of one update over all ranks, and its gradient norm."""
@@ -113,6 +122,10 @@ class Best:
         else:
             self.stale += 1
         return better
+
+    def forget(self) -> None:
+        """The weights of the best are lost: the best is that of the evaluations to come."""
+        self.value, self.step = None, None
 
     def state(self) -> dict[str, Any]:
         return {"value": self.value, "step": self.step, "stale": self.stale}

@@ -59,12 +59,23 @@ class DataOrder:
             taken += self._permutation(epoch)[first : positions.stop - epoch * self.length].tolist()
         return taken
 
+    def places(self, rank: int, world: int, micro_batch: int) -> list[list[int]]:
+        """Which places of a batch (from 0) each micro-batch of this rank holds, in ascending order.
+
+        Places i and B − 1 − i stay together wherever a micro-batch is even, so that whatever pairs the samples of a
+        batch with those of the reversed batch, as timm's mixup does, finds the same pairs in every layout.
+        """
+        ends = [place for i in range((self.batch_size + 1) // 2) for place in (i, self.batch_size - 1 - i)]
+        folded = ends[: self.batch_size]  # the middle of an odd batch is there twice, at the end
+        part = self.batch_size // world
+        firsts = range(rank * part, (rank + 1) * part, micro_batch)
+        return [sorted(folded[first : first + micro_batch]) for first in firsts]
+
     def share(self, step: int, rank: int, world: int, micro_batch: int) -> Iterator[list[tuple[int, int]]]:
         """This rank's part of the batch of `step`, as micro-batches of (position, sample number)."""
         batch = list(zip(self.positions(step), self.indices(step), strict=True))
-        part = self.batch_size // world
-        for first in range(rank * part, (rank + 1) * part, micro_batch):
-            yield batch[first : first + micro_batch]
+        for places in self.places(rank, world, micro_batch):
+            yield [batch[place] for place in places]
 
     def micro_batch(self, micro_batch: int | None, world: int) -> int:
         """Samples per forward pass on one rank; the batch must split evenly."""

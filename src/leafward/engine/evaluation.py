@@ -62,12 +62,12 @@ def write_evaluation(out: Path, result: Mapping[str, Any], page: Page, console: 
     In the folder of a run, whose report.html is that of its training, the page is evaluation.html. The page's title
     tells `leafward report` which evaluations can be compared.
     """
-    from leafward.engine.run import CONFIG
+    from leafward.engine.layout import is_run
     from leafward.files import write_json
 
     named = out.suffix == ".json"
     record = out if named else out / "evaluation.json"
-    shown = record.with_suffix(".html") if named or (out / CONFIG).is_file() else out / "report.html"
+    shown = record.with_suffix(".html") if named or is_run(out) else out / "report.html"
     write_json(record, {"evaluation": page.title, **result})
     how_it_was_run(page)
     page.write(shown)

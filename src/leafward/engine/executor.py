@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from leafward.engine.config import config_hash, to_dict
+from leafward.config import config_hash, to_dict
 from leafward.engine.progress import Progress
 from leafward.errors import UsageError, require
 from leafward.files import read_record, read_text, write_json, write_text

@@ -6,20 +6,23 @@ import copy
 import math
 import signal
 from collections.abc import Mapping
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
+from leafward.config import checked
 from leafward.engine.blocks import activation_checkpoints, compiled
 from leafward.engine.bookkeeping import Best, Clock, Guard, Loss, Signals, Window
 from leafward.engine.checkpoint import Checkpointer, Manifest, load_weights, weights
 from leafward.engine.config import LoopConfig, OptimConfig
 from leafward.engine.data import DataOrder, batches, mix, seed_cpu
 from leafward.engine.distributed import Cluster, accumulating, session, share
+from leafward.engine.draws import BatchDraws
 from leafward.engine.nonfinite import NonFiniteError, bad_gradient, find_cause, save_batches
 from leafward.engine.optim import EMA, adamw, gradients, schedule, squared_norm
 from leafward.engine.progress import Progress
@@ -81,13 +84,14 @@ def fit(
 ) -> FitResult:
     """Train `model` on `task` in `run`, from the newest checkpoint there (if any) to step `loop.steps`.
 
-    Call it on every rank of `cluster`; without one it takes what `session(loop.device)` gives. Raises
+    Call it on every rank of `cluster`; without one it takes what `session(loop.device, loop.timeout)` gives. Raises
     `NonFiniteError` when a loss or gradient is not finite, and `Interrupted` after SIGTERM or SIGINT, once the state
     is saved.
     """
+    loop, optim = checked(LoopConfig, loop), checked(OptimConfig, optim)
     with ExitStack() as stack:
         if cluster is None:
-            cluster = stack.enter_context(session(loop.device))
+            cluster = stack.enter_context(session(loop.device, loop.timeout))
         if loop.checkpoint_activations:
             stack.enter_context(activation_checkpoints(model))
         if loop.compile:
@@ -107,10 +111,14 @@ class _Trainer:
         run.writes = cluster.main
         self.order = DataOrder(len(task.dataset), loop.batch_size, loop.seed)
         self.micro_batch = self.order.micro_batch(loop.micro_batch, cluster.world)
+        self.places = self.order.places(cluster.rank, cluster.world, self.micro_batch)
         self.best = Best(getattr(task, "monitor", None), getattr(task, "mode", "min"), loop.patience)
         if self.best.monitor is not None and not hasattr(task, "evaluate"):
             raise UsageError(f"the task monitors {self.best.monitor!r} but has no evaluate() that would give it")
-        self.model = model.to(self.device).train()
+        self.dtype = torch.float64 if loop.precision == "float64" else None
+        self.model = model.to(self.device, self.dtype).train()
+        if self.dtype is not None:
+            _takes_all_as(self.model, self.dtype)
         self.local_step = _LossModule(self.model, task)
         unused = bool(getattr(task, "unused_parameters", False))
         self.shared_step = share(self.model, self.local_step, loop.strategy, cluster, unused)
@@ -131,7 +139,11 @@ class _Trainer:
         found = self.checkpointer.latest()
         if found is not None:
             self._restore(found)
+        if self.best.step not in (None, self.step) and not self.checkpointer.is_good(self.best.step):
+            self.best.forget()
         self.run.rewind(self.step)
+        for damage in self.checkpointer.damaged:
+            self.run.log(self.step, {"event": f"{damage}; the run goes on from step {self.step}"})
 
     def train(self) -> None:
         if self._done():
@@ -176,10 +188,10 @@ class _Trainer:
 
     def _update(self, micro_batches: list[Any], signals: Signals) -> Tensor:
         """One optimiser update; returns its flags (bad, stop), still on the device."""
-        self._seed(self.step)
         sums: Tensor | None = None
         for index, batch in enumerate(micro_batches):
-            with accumulating(self.shared_step, self.model, index + 1 < len(micro_batches)):
+            more = index + 1 < len(micro_batches)
+            with accumulating(self.shared_step, self.model, more), self._draws(self.step, index):
                 loss = self._loss(self.shared_step, batch)
                 loss.total.backward()
             part = self.window.vector(loss)
@@ -189,7 +201,7 @@ class _Trainer:
         stop = torch.full((1,), float(signals.number), dtype=sums.dtype, device=self.device)
         sums, stop = self.cluster.sum(torch.cat([sums, stop])).split([len(sums), 1])
         # The ranks' gradients were averaged; the loss is a sum over all of them divided by the count of all.
-        norm = self._scale_gradients((self.cluster.world / sums[1].clamp(min=1.0)).float())
+        norm = self._scale_gradients((self.cluster.world / sums[1].clamp(min=1.0)).to(self.dtype or torch.float32))
         self.bad.copy_(torch.maximum(self.bad, (~(norm.isfinite() & sums[0].isfinite())).float()))
         factor = self.factor(self.step)
         for group in self.optimizer.param_groups:
@@ -203,7 +215,7 @@ class _Trainer:
 
     def _loss(self, step: nn.Module, batch: Any) -> Loss:
         with self._autocast():
-            return step(to_device(batch, self.device))
+            return step(to_device(batch, self.device, self.dtype))
 
     @torch.no_grad()
     def _scale_gradients(self, scale: Tensor) -> Tensor:
@@ -211,12 +223,23 @@ class _Trainer:
         grads = gradients(self.parameters)
         if not grads:
             raise UsageError("no parameter of the model got a gradient from the loss")
-        squared = squared_norm(grads)
-        norm = scale * (self.cluster.sum(squared) if self.sharded else squared).sqrt()
+        norm = scale * self._squared_norm(grads).sqrt()
         if self.optim.clip_norm is not None:
             scale = scale * (self.optim.clip_norm / norm).clamp(max=1.0)
         torch._foreach_mul_(grads, scale)
         return norm
+
+    def _squared_norm(self, grads: list[Tensor]) -> Tensor:
+        """Of the gradients (their local parts) of all ranks; those of parameters that are not sharded are averaged."""
+        if not self.sharded:
+            return squared_norm(grads)
+        found = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        whole = [grad for grad in found if not isinstance(grad, DTensor)]
+        parts = [grad.to_local() for grad in found if isinstance(grad, DTensor)]
+        for grad in whole:
+            self.cluster.sum(grad).div_(self.cluster.world)
+        sharded = self.cluster.sum(squared_norm(parts)) if parts else 0.0
+        return sharded + squared_norm(whole) if whole else torch.as_tensor(sharded)
 
     def _look(self, guard: Guard, clock: Clock, progress: Progress) -> None:
         """After a step: log, evaluate and save where it is time to."""
@@ -255,6 +278,8 @@ class _Trainer:
         self.model.eval()
         with torch.no_grad(), self._autocast(), self.ema.swapped_in() if self.ema is not None else nullcontext():
             values = self.task.evaluate(self.model)  # type: ignore[attr-defined]
+            if self.sharded:
+                self.model.reshard()  # type: ignore[operator]  (no copy of the average may stay)
         self.model.train()
         self.evaluated = self.cluster.gather({name: float(value) for name, value in values.items()})[0]
         self.run.log(self.step, {f"eval/{name}": value for name, value in self.evaluated.items()})
@@ -289,10 +314,27 @@ class _Trainer:
             tensors |= {f"ema.{name}": average for name, average in self.ema.average.items()}
         return tensors
 
-    def _seed(self, step: int) -> None:
-        """Randomness follows from seed, step and rank, so that no generator's state has to be saved."""
-        seed = mix(self.loop.seed, 2, step, self.cluster.rank)
-        seed_cpu(seed)
+    def _draws(self, step: int, index: int) -> AbstractContextManager[Any]:
+        """Inside, random numbers are those of micro-batch `index` of this rank in `step`.
+
+        They are the rows of what one rank would draw for the whole batch at once, so that any layout draws the same;
+        compiled code does not pass through Python, and gets a seed for each micro-batch instead.
+        """
+        if self.loop.compile:
+            self._seed(step, self.cluster.rank * len(self.places) + index)
+            return nullcontext()
+        self._seed(step)
+        whole = len(self.places[index]) == self.order.batch_size
+        return nullcontext() if whole else BatchDraws(self.places[index], self.order.batch_size)
+
+    def _seed(self, step: int, stream: int = 0) -> None:
+        """Randomness follows from seed and step, so that no generator's state has to be saved.
+
+        `stream` concerns the model's own draws; `random` and numpy draw for the whole batch, such as mixup's share.
+        """
+        seed_cpu(mix(self.loop.seed, 2, step, 0))
+        seed = mix(self.loop.seed, 2, step, stream)
+        torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
@@ -304,8 +346,12 @@ class _Trainer:
         name = f"{BAD_BATCH}step-{step:08d}-rank-{self.cluster.rank}.safetensors"
         path = save_batches(micro_batches, self.run.path / name)
         self.optimizer.zero_grad()
-        self._seed(step - 1)
-        cause = find_cause(self.model, micro_batches, lambda batch: self._loss(self.local_step, batch).total)
+        cause = find_cause(
+            self.model,
+            micro_batches,
+            lambda batch: self._loss(self.local_step, batch).total,
+            lambda index: self._draws(step - 1, index),
+        )
         # Gradients may already be mixed over the ranks, so they are asked last.
         causes = self.cluster.gather(cause) + self.cluster.gather(bad_gradient(self.model))
         for index, text in enumerate(causes):
@@ -332,19 +378,30 @@ class _LossModule(nn.Module):
         return loss
 
 
-def to_device(batch: Any, device: torch.device) -> Any:
-    """`batch` with every tensor inside moved to `device`; other values stay as they are."""
+def _takes_all_as(model: nn.Module, dtype: torch.dtype) -> None:
+    """Have `model` cast real inputs to `dtype`, also those that a task or a score hands to it."""
+
+    def cast(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        return to_device((args, kwargs), None, dtype)
+
+    model.register_forward_pre_hook(cast, with_kwargs=True)
+
+
+def to_device(batch: Any, device: torch.device | None, dtype: torch.dtype | None = None) -> Any:
+    """`batch` with every tensor on `device`, real ones as `dtype` unless it is None; other values stay."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, dtype if batch.is_floating_point() else None, non_blocking=True)
     if hasattr(batch, "to"):
-        return batch.to(device, non_blocking=True) if isinstance(batch, Tensor) else batch.to(device)
+        return batch if device is None else batch.to(device)
     if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
+        return {key: to_device(value, device, dtype) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device) for value in batch))
+        return type(batch)(*(to_device(value, device, dtype) for value in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(to_device(value, device) for value in batch)
+        return type(batch)(to_device(value, device, dtype) for value in batch)
     if is_dataclass(batch) and not isinstance(batch, type):
         moved = copy.copy(batch)
         for field in fields(batch):  # also of a frozen one, and without running its __post_init__ again
-            object.__setattr__(moved, field.name, to_device(getattr(batch, field.name), device))
+            object.__setattr__(moved, field.name, to_device(getattr(batch, field.name), device, dtype))
         return moved
     return batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
@@ -54,21 +54,28 @@ def save_batches(micro_batches: list[Any], path: Path) -> Path | None:
     return path
 
 
-def find_cause(model: nn.Module, micro_batches: list[Any], loss_of: Callable[[Any], Tensor]) -> str | None:
+def find_cause(
+    model: nn.Module,
+    micro_batches: list[Any],
+    loss_of: Callable[[Any], Tensor],
+    draws: Callable[[int], AbstractContextManager[Any]] = nullcontext,
+) -> str | None:
     """What made the loss or the gradients of this step non-finite, in words; None if nothing does on this rank.
 
-    `loss_of(micro_batch)` computes the loss. The whole step is replayed even when the cause is known early, because
+    `loss_of(micro_batch)` computes the loss; `draws(index)` is the context that gives it
+    its random numbers. The whole step is replayed even when the cause is known early, because
     the ranks of a sharded model have to compute together.
     """
     watch = _Watch(model)
     watch.first = _bad_value(micro_batches, model)
     try:
         with watch.attached():
-            for batch in micro_batches:
-                loss = loss_of(batch)
-                if watch.first is None and not _is_finite(loss):
-                    watch.first = "the loss function gave a non-finite value from finite outputs of the model"
-                loss.backward()
+            for index, batch in enumerate(micro_batches):
+                with draws(index):
+                    loss = loss_of(batch)
+                    if watch.first is None and not _is_finite(loss):
+                        watch.first = "the loss function gave a non-finite value from finite outputs of the model"
+                    loss.backward()
     except RuntimeError as error:  # backward hooks forbid in-place operations on a module's output
         return watch.first or f"the replay that should find the module failed ({error})"
     return watch.first

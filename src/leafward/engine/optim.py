@@ -104,8 +104,9 @@ def gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
 
 
 def squared_norm(tensors: list[Tensor]) -> Tensor:
-    """Sum of squares over all `tensors`, as a float32 scalar on their device."""
-    return torch.stack(torch._foreach_norm(tensors, dtype=torch.float32)).square().sum()
+    """Sum of squares over all `tensors`, as a scalar on their device, in float32 or, where one is, in float64."""
+    dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+    return torch.stack(torch._foreach_norm(tensors, dtype=dtype)).square().sum()
 
 
 class EMA:

@@ -1,4 +1,4 @@
-"""The run directory: one folder that tells everything about a run. Imports no torch."""
+"""The run directory: one folder that tells everything about a run, with one writer. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from leafward.engine.config import config_hash, flatten, parse_yaml, save_yaml, to_dict
+from leafward.config import config_hash, flatten, parse_yaml, save_yaml, to_dict
+from leafward.engine import lock
 from leafward.errors import DataError, LeafwardError, UsageError
 from leafward.files import LARGEST_RECORD, finite, read_bytes, read_record, read_text, replacing, write_json
 
@@ -28,7 +31,9 @@ EVALUATION = ("evaluation.json", "evaluation.html", "evaluation")
 class RunDirectory:
     """`config.yaml`, `env.json`, `metrics.jsonl`, `checkpoints/`, `result.json` and `report.html` of one run.
 
-    `writes` is False on ranks other than the first: they see the same directory and leave it alone.
+    `writes` is False on ranks other than the first: they see the same directory and leave it alone. Who makes or takes
+    up a run (`create`) holds its lock, so that no other process writes there: to the end of a `with` block over the
+    run, or of a training decorated with `lock.one_writer`; outside of both until `finish`, or the process ends.
     """
 
     def __init__(
@@ -55,38 +60,53 @@ class RunDirectory:
 
         `recipe` is the name that later commands know the run by.
 
-        A finished run is refused unless `overwrite`, an unfinished one unless `resume` (or `overwrite`), and a
-        resumed one must have the configuration that it was started with, but for the dotted paths in `may_change`.
+        A finished run is refused unless `overwrite`, or `resume` where its page is missing. An unfinished one is
+        refused unless `resume` (or `overwrite`), and a resumed one must have the configuration that it was started
+        with, but for the dotted paths in `may_change`. What another process is writing is refused always.
         """
         if resume and overwrite:
             raise UsageError("resume and overwrite exclude each other; give one of them")
         run = cls(path, to_dict(config), may_change)
-        held = run._held()
-        if held == "other":
-            raise UsageError(f"{run.path} is not empty and not a run directory; give a new path")
-        earlier: list[Any] = []
-        if held and overwrite:
-            run._clear()
-        elif held == "finished":
-            raise UsageError(f"{run.path} holds a finished run; use --overwrite to replace it, or another path")
-        elif held == "unfinished" and not resume:
-            raise UsageError(
-                f"{run.path} holds an unfinished run; use --resume to continue it, or --overwrite to start again"
-            )
-        elif held == "unfinished":
-            run._check_same(cls.open(run.path).config)
-            before = read_record(run.path / ENV)
-            earlier = [*before.pop("earlier", []), before]
+        run._refuse_foreign()
         try:
-            run.checkpoints.mkdir(parents=True, exist_ok=True)
+            run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LeafwardError(f"cannot make the run directory {run.path}: {error.strerror or error}") from error
-        # A resumed run may have moved to other hardware or versions; the record of each part is kept.
-        record = environment(run.config) | {"recipe": recipe} | ({"earlier": earlier} if earlier else {})
-        write_json(run.path / ENV, record)
-        # The configuration comes last: a directory with one is complete enough to be resumed.
-        save_yaml(run.config, run.path / CONFIG)
+        locked = lock.acquire(run.path)
+        try:
+            run._begin(resume, overwrite, recipe)
+        except BaseException:
+            if locked:
+                lock.release(run.path)
+            raise
         return run
+
+    def _begin(self, resume: bool, overwrite: bool, recipe: str) -> None:
+        """Clear or take up what the directory holds, and write what describes the run."""
+        held = self._refuse_foreign()
+        earlier: list[Any] = []
+        if held and overwrite:
+            self._clear()
+        elif held == "finished" and not (resume and self._only_lacks_its_page()):
+            raise UsageError(f"{self.path} holds a finished run; use --overwrite to replace it, or another path")
+        elif held == "unfinished" and not resume:
+            raise UsageError(
+                f"{self.path} holds an unfinished run; use --resume to continue it, or --overwrite to start again"
+            )
+        elif held:
+            self._check_same(self.open(self.path).config)
+            before = read_record(self.path / ENV)
+            earlier = [*before.pop("earlier", []), before]
+        clear_leftovers(self.path)
+        try:
+            self.checkpoints.mkdir(exist_ok=True)
+        except OSError as error:
+            raise LeafwardError(f"cannot make the run directory {self.path}: {error.strerror or error}") from error
+        # A resumed run may have moved to other hardware or versions; the record of each part is kept.
+        record = environment(self.config) | {"recipe": recipe} | ({"earlier": earlier} if earlier else {})
+        write_json(self.path / ENV, record)
+        # The configuration comes last: a directory with one is complete enough to be resumed.
+        save_yaml(self.config, self.path / CONFIG)
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
@@ -145,14 +165,33 @@ class RunDirectory:
                 temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Write result.json; from now on the run is finished."""
+        """Write result.json; from now on the run is finished. Lets the lock go, but for one that a block holds."""
         if self.writes:
             write_json(self.path / RESULT, dict(result))
             if self._board:
                 self._board.close()
+            lock.release(self.path, unless_in_block=True)
+
+    def release(self) -> None:
+        """Let the lock go; nothing may be written any more."""
+        if self.writes:
+            lock.release(self.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
 
     def result(self) -> dict[str, Any]:
         return read_record(self.path / RESULT)
+
+    def _refuse_foreign(self) -> str | None:
+        """What the path holds, if that is nothing or a run."""
+        held = self._held()
+        if held == "other":
+            raise UsageError(f"{self.path} is not empty and not a run directory; give a new path")
+        return held
 
     def _held(self) -> str | None:
         """What the path holds: None (nothing), "other", "unfinished" or "finished"."""
@@ -168,7 +207,13 @@ class RunDirectory:
         young = {name for name in names if name.startswith((f".{CONFIG}.", f".{ENV}."))}
         young |= {ENV} if self._has_mark() else set()
         young |= {CHECKPOINTS} if not any(self.checkpoints.glob("*")) else set()
+        young |= {lock.LOCK}
         return "other" if names - young else None
+
+    def _only_lacks_its_page(self) -> bool:
+        """Whether a finished run has no report.html, and what it trained is there to make it from."""
+        trained = any(any((self.path / name).glob("*")) for name in (CHECKPOINTS, MEMBERS))
+        return trained and not self.report.is_file()
 
     def _has_mark(self) -> bool:
         """Whether the directory's env.json says that it is a run's, and not somebody's project."""
@@ -230,14 +275,47 @@ class RunDirectory:
         return self.__dict__ | {"_board": None}
 
 
+LEFT_OVER = re.compile(r"\.partial-.+|\..+\.[a-z0-9_]{8}\.tmp(\.old)?")
+"""Names of what is being written and not yet renamed: checkpoints and models; files and folders (leafward.files)."""
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove what writers that were killed left in `folder` and below it; nobody else may be writing there."""
+    for place, folders, files in os.walk(folder):
+        for name in filter(LEFT_OVER.fullmatch, [*folders]):
+            folders.remove(name)
+            if not os.path.islink(os.path.join(place, name)):
+                shutil.rmtree(os.path.join(place, name), ignore_errors=True)
+        for name in filter(LEFT_OVER.fullmatch, files):
+            with suppress(OSError):
+                os.unlink(os.path.join(place, name))
+
+
 def discard_unbegun(path: str | Path) -> None:
-    """Remove the directory of a run that failed before it trained anything: no checkpoint, no metrics, no result."""
+    """Remove the directory of a run that failed before it trained anything: no checkpoint, no metrics, no result.
+
+    One that another process is writing in is left alone.
+    """
+    if not Path(path).is_dir():
+        return
+    try:
+        locked = lock.acquire(path)
+    except lock.RunLocked:
+        return
+    try:
+        _discard(path)
+    finally:
+        if locked:
+            lock.release(path)
+    with suppress(OSError):
+        Path(path).rmdir()
+
+
+def _discard(path: str | Path) -> None:
     run = RunDirectory(path, {})
     begun = any(run.checkpoints.rglob("*")) or any((run.path / name).exists() for name in (METRICS, RESULT, MEMBERS))
     if run._has_mark() and not begun:
         run._clear()
-        if not any(run.path.iterdir()):
-            run.path.rmdir()
 
 
 def _board_writer(path: Path, step: int) -> Any:

@@ -8,29 +8,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from leafward.errors import DataError, LeafwardError, UsageError, need
+from leafward.data.arrays import ARRAYS, array_names, read_matrix
+from leafward.data.items import read_items
+from leafward.data.tables import TEXTS, read_names
+from leafward.data.taxonomy import of_wordnet, read_taxonomy
+from leafward.engine.layout import is_run, members_of
+from leafward.engine.run import RunDirectory
+from leafward.errors import DataError, LeafwardError, UsageError, named, need
 from leafward.explorer.layout import Layout
 from leafward.explorer.tokens import read_tokens
 from leafward.explorer.tree import tree_layout
 from leafward.files import check_size
 from leafward.geometry import Euclidean, Lorentz
 from leafward.hierarchy import Taxonomy
-from leafward.recipes._taxonomy_inputs import (
-    ARRAYS,
-    TEXTS,
-    WORDNET,
-    named,
-    read_items,
-    read_matrix,
-    read_names,
-    read_taxonomy,
-)
 
 Vectors = Literal["tangent", "space", "points"]
 #: Bytes of a file that is read into memory.
@@ -41,7 +37,7 @@ LARGEST_RADIUS, SCALED_RADIUS = 13.75, 3.0
 LARGEST_NUMBER = 1e12
 #: Beyond this median radius, times √c, nearly everything is drawn at the rim.
 RIM_RADIUS = 6.0
-INDEX, RUN = ("index.safetensors", "items.json"), "config.yaml"
+INDEX = ("index.safetensors", "items.json")
 FEATURES = {"image_features", "text_features", "labels"}
 
 
@@ -155,7 +151,7 @@ class Options:
 def read_source(target: str | Path, options: Options | None = None) -> Source:
     """The points of a matrix or feature file, a folder of embeddings, a taxonomy, a run directory or an index."""
     path, options = Path(target), options or Options()
-    if not path.exists() and str(target).partition(":")[0] == WORDNET:
+    if of_wordnet(target):
         return _from_taxonomy(path, options)
     if not path.exists():
         raise DataError(f"no such file or folder: {path}")
@@ -168,7 +164,7 @@ def read_source(target: str | Path, options: Options | None = None) -> Source:
         return _from_features(path, options) if _holds_features(path) else _from_items(path, options)
     if all((path / name).is_file() for name in INDEX):
         return _from_index(path)
-    if (path / RUN).is_file():
+    if is_run(path):
         return _from_run(path, options)
     for file in path.glob("embeddings.*"):
         check_size(file, LARGEST_FILE)
@@ -258,24 +254,16 @@ def _scale(rows: Tensor, options: Options) -> float:
 def _holds_features(path: Path) -> bool:
     """Whether a file is a feature file of images and classes, by the names of its arrays."""
     try:
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as file:
-                return set(file.files) >= FEATURES
-        if path.suffix == ".safetensors":
-            from safetensors import safe_open
-
-            with safe_open(path, "pt") as file:
-                return set(file.keys()) >= FEATURES
-    except Exception:  # a damaged file can raise nearly anything here; its reader says what is wrong with it
+        return set(array_names(path)) >= FEATURES
+    except DataError:  # its reader says what is wrong with it
         return False
-    return False
 
 
 def _from_features(path: Path, options: Options) -> Source:
     """Images and the texts of their classes, as `leafward data features` writes them."""
-    from leafward.tasks.fewshot import read_features
+    from leafward.data.fewshot import read_feature_set
 
-    data = read_features(path)
+    data = read_feature_set(path)
     with named(path):
         spaces = vector_spaces(torch.cat([data.images, data.texts]).float(), options)
     classes = [data.class_names[label] for label in data.labels.tolist()] + list(data.class_names)
@@ -290,7 +278,7 @@ def _from_features(path: Path, options: Options) -> Source:
 
 def _from_index(path: Path) -> Source:
     """An index that `leafward data index` wrote, with its taxonomy."""
-    from leafward.recipes.data_index import load
+    from leafward.systems.taxonomy.index import load
 
     check_size(path / INDEX[0], LARGEST_FILE)
     index, settings = load(path)
@@ -305,11 +293,9 @@ def _from_index(path: Path) -> Source:
 
 def _from_run(path: Path, options: Options) -> Source:
     """A taxonomy embedding or the tokens of a language model, with the Euclidean twin where there is one."""
-    from leafward.engine import RunDirectory
-
     run = RunDirectory.open(path)
     if run.recipe == "helm":
-        return _from_language_run(path, options)
+        return _from_language_run(run, options)
     if not (path / "embeddings.safetensors").is_file():
         features = run.config.get("features")
         hint = f"; its feature file can be shown: leafward explore {features}" if isinstance(features, str) else ""
@@ -317,10 +303,8 @@ def _from_run(path: Path, options: Options) -> Source:
             f"{path}: this {run.recipe or 'unknown'} run holds no embeddings (those of taxonomy and helm do){hint}"
         )
     names = read_names(path / "names.json", "name")
-    member = next(iter(sorted((path / "members").glob("euclidean-seed*"))), None)
-    spaces = [_run_space(run)]
-    if member is not None:
-        spaces.append(_run_space(RunDirectory.open(member)))
+    twin = _flat_twin(run)
+    spaces = [_run_space(run, "Euclidean"), *([] if twin is None else [_run_space(twin, "Euclidean twin")])]
     for space in spaces:
         if len(space.points) != len(names):
             raise DataError(f"{path}: {len(names)} names for {len(space.points)} points of the {space.label} space")
@@ -336,31 +320,38 @@ def _from_run(path: Path, options: Options) -> Source:
         return _with_taxonomy(source, tax, tax.ids(names, "name"))
 
 
-def _from_language_run(path: Path, options: Options) -> Source:
+def _flat_twin(run: RunDirectory) -> RunDirectory | None:
+    """The first Euclidean member of a run in a curved space."""
+    if run.config.get("geometry") == "euclidean":
+        return None
+    return next((each for each in members_of(run.path) if each.config.get("geometry") == "euclidean"), None)
+
+
+def _from_language_run(run: RunDirectory, options: Options) -> Source:
     """The tokens of a trained HELM, in its space and in that of its twin."""
+    path = run.path
     need(options.taxonomy is None, "taxonomy", f"left out: the points of {path} are tokens", options.taxonomy)
     if not (path / "model").is_dir():
         raise DataError(f"{path} holds no model yet: its training has not finished")
     names, manifold, points = read_tokens(path / "model")
     flat = isinstance(manifold, Euclidean)
     spaces = [Space(*(("euclidean", "Euclidean") if flat else ("lorentz", "Lorentz")), manifold, points)]
-    twin = next(iter(sorted((path / "members").glob("euclidean-*/model"))), None)
-    if twin is not None and not flat:
-        others, manifold, points = read_tokens(twin)
+    twin = _flat_twin(run)
+    if twin is not None and (twin.path / "model").is_dir():
+        others, manifold, points = read_tokens(twin.path / "model")
         if others != names:
-            raise DataError(f"{twin} has other tokens than {path / 'model'}")
+            raise DataError(f"{twin.path / 'model'} has other tokens than {path / 'model'}")
         spaces.append(Space("euclidean", "Euclidean twin", manifold, points))
     return Source(_title(path), names, tuple(spaces))
 
 
-def _run_space(run: Any) -> Space:
-    """The points of one trained embedding: rows are tangent vectors as long as the radius, in every geometry."""
+def _run_space(run: RunDirectory, flat: str) -> Space:
+    """The points of one trained embedding: rows are tangent vectors as long as the radius, in every geometry. `flat`:
+    what a Euclidean one is called."""
     geometry = run.config.get("geometry")
     rows = torch.from_numpy(read_matrix(run.path / "embeddings.safetensors", "tangent"))
     if geometry == "euclidean":
-        return Space(
-            "euclidean", "Euclidean twin" if run.path.parent.name == "members" else "Euclidean", Euclidean(), rows
-        )
+        return Space("euclidean", flat, Euclidean(), rows)
     if geometry not in ("lorentz", "poincare"):
         raise DataError(f"{run.path}: geometry must be lorentz, poincare or euclidean, got {geometry!r}")
     manifold = Lorentz(float(run.config.get("c", 1.0)))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+from leafward.data.image_files import ENDINGS, read_image
 from leafward.errors import DataError, require
 
-ENDINGS = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp"}
 #: Longest side of a thumbnail, in pixels.
 SIDE = 96
 MOST_IMAGES = 20_000
-LARGEST_FILE, MOST_PIXELS = 32 << 20, 64_000_000
 
 
 def read_thumbnails(folder: Path, names: list[str], classes: list[str] | None) -> tuple[dict[int, bytes], list[str]]:
@@ -22,6 +21,7 @@ def read_thumbnails(folder: Path, names: list[str], classes: list[str] | None) -
     """
     if not folder.is_dir():
         raise DataError(f"--images {folder} is not a folder")
+    require("PIL.Image", "serve")
     files = _by_name(folder)
     made: dict[Path, bytes | None] = {}
     found: dict[int, bytes] = {}
@@ -45,21 +45,14 @@ def read_thumbnails(folder: Path, names: list[str], classes: list[str] | None) -
 
 def thumbnail(file: Path) -> bytes | None:
     """An image decoded, made small and encoded anew, so that nothing else of the file goes on; None if it cannot be."""
-    image_module, operations = require("PIL.Image", "serve"), require("PIL.ImageOps", "serve")
     try:
-        if file.stat().st_size > LARGEST_FILE:
-            return None
-        with image_module.open(file) as image:
-            if image.width * image.height > MOST_PIXELS:
-                return None
-            image.draft("RGB", (2 * SIDE, 2 * SIDE))  # a JPEG is decoded at a fraction of its size
-            small = operations.exif_transpose(image).convert("RGB")  # photos say how they were held
-            small.thumbnail((SIDE, SIDE))
-            buffer = io.BytesIO()
-            small.save(buffer, "JPEG", quality=80)
-            return buffer.getvalue()
-    except Exception:  # a damaged image raises nearly anything in the decoders
+        small = read_image(file, near=(2 * SIDE, 2 * SIDE))
+    except DataError:
         return None
+    small.thumbnail((SIDE, SIDE))
+    buffer = io.BytesIO()
+    small.save(buffer, "JPEG", quality=80)
+    return buffer.getvalue()
 
 
 def _by_name(folder: Path) -> dict[str, Path]:

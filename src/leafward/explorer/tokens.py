@@ -14,7 +14,7 @@ SHOWN_AS = str.maketrans({"Ġ": "␣", "Ċ": "⏎"})
 
 def read_tokens(model: Path) -> tuple[list[str], Lorentz | Euclidean, Tensor]:
     """Names (N), space and points (N, m) of the tokens of the model in the folder `model`."""
-    from leafward.tasks.language import load_model
+    from leafward.systems.helm import load_model
 
     trained, tokenizer = load_model(model, "cpu")
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))

@@ -6,11 +6,22 @@
     d = H.dist(x, y)
 
 Pure functions live in `leafward.geometry.lorentz` (on space parts), `leafward.geometry.poincare` and
-`leafward.geometry.euclidean`; the classes here are thin.
+`leafward.geometry.euclidean`, those of all pairs of two sets in `leafward.geometry.pairs`, entailment cones in
+`leafward.geometry.cones`; the classes here are thin. `SPACES` names those of constant curvature.
 """
 
 from leafward.geometry.curvature import Curvature
-from leafward.geometry.manifolds import Euclidean, Lorentz, Manifold, PoincareBall
+from leafward.geometry.manifolds import SPACES, Euclidean, Lorentz, Manifold, PoincareBall, SpaceForm, space_of
 from leafward.geometry.product import Product
 
-__all__ = ["Curvature", "Euclidean", "Lorentz", "Manifold", "PoincareBall", "Product"]
+__all__ = [
+    "SPACES",
+    "Curvature",
+    "Euclidean",
+    "Lorentz",
+    "Manifold",
+    "PoincareBall",
+    "Product",
+    "SpaceForm",
+    "space_of",
+]

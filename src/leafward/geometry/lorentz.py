@@ -23,7 +23,6 @@ from leafward.geometry.scalars import (
     Curv,
     asinh,
     asinhc,
-    atan2,
     dot,
     largest,
     narrow,
@@ -45,6 +44,11 @@ def _cosh(a: Tensor) -> Tensor:
 def time(x: Tensor, c: Curv) -> Tensor:
     """Time coordinate t = √(1/c + |x|²): (..., n) -> (..., 1)."""
     return (_cosh(c**0.5 * polar(x)[1]) / c**0.5).to(x.dtype)
+
+
+def time_of_norm(length: Tensor, c: Curv) -> Tensor:
+    """`time` from |x|: (..., 1) -> (..., 1)."""
+    return torch.sqrt(1.0 / c + length * length)
 
 
 def lift(x: Tensor, c: Curv) -> Tensor:
@@ -94,7 +98,7 @@ def _radial_chord(a: Tensor, b: Tensor) -> Tensor:
     With e^ρ = a + A:  2 sinh(Δ/2) = (e^ρx − e^ρy)/√(e^ρx e^ρy)  and  A − B = (a−b)(a+b)/(A+B).
     """
     big_a, big_b = _cosh(a), _cosh(b)
-    return (a - b) * (1.0 + (a + b) / (big_a + big_b)) * torch.rsqrt(a + big_a) * torch.rsqrt(b + big_b)
+    return (a - b) * (1.0 + (a + b) / (big_a + big_b)) * (torch.rsqrt(a + big_a) * torch.rsqrt(b + big_b))
 
 
 Polar = tuple[Tensor, Tensor]
@@ -105,35 +109,20 @@ def _half_chord(x: Polar, y: Polar, c: Curv) -> Tensor:
 
     4 sinh²(√c d/2) = [2 sinh(Δρ/2)]² + 4 sinh ρ_x sinh ρ_y sin²(θ/2): a radial and a lateral square, neither of
     which cancels. The lateral one is c|λx − y/λ|² with λ² = |y|/|x|, which is exact at any radius and keeps the
-    right gradient where one point is the origin.
+    right gradient where one point is the origin. Nothing depends on which point comes first, not even the last digit:
+    where distances are ranked, a pair and its mirror image are equal.
     """
     root = c**0.5
     least = tiny(x[1].dtype)
     r, q = x[1].clamp_min(least), y[1].clamp_min(least)
-    balance = torch.sqrt(q) / torch.sqrt(r)
-    lateral = root * norm(balance * x[0] - y[0] / balance)
+    p, s = torch.sqrt(r), torch.sqrt(q)
+    lateral = root * norm(s / p * x[0] - p / s * y[0])
     return 0.5 * sqrt(_radial_chord(root * r, root * q) ** 2 + lateral**2)
 
 
 def dist(x: Tensor, y: Tensor, c: Curv) -> Tensor:
     """Geodesic distance d = 2/√c · asinh(√c|x−y|_L / 2): (..., n), (..., n) -> (...)."""
     return (2.0 / c**0.5 * asinh(_half_chord(polar(x), polar(y), c))).squeeze(-1).to(x.dtype)
-
-
-def cdist(x: Tensor, y: Tensor, c: Curv, precise: bool = True) -> Tensor:
-    """All distances between two sets by one matrix product: (..., N, n), (..., M, n) -> (..., N, M).
-
-    ``-c⟨x,y⟩_L − 1`` cancels for near pairs, so the product is taken in float64 unless ``precise=False``, which
-    uses the input's own precision: faster, for far pairs only (absolute error of cosh d about 1e-7 · cosh²ρ).
-    ``c`` is a number or broadcasts against (..., 1, 1).
-    """
-    dtype = torch.float64 if precise else wide(x).dtype
-    with torch.autocast(x.device.type, enabled=False):
-        p, q = tame(x).to(dtype), tame(y).to(dtype)
-        tp, tq = torch.sqrt(1.0 / c + dot(p, p)), torch.sqrt(1.0 / c + dot(q, q))
-        gram = tp @ tq.mT - p @ q.mT
-    excess = (2.0 * (c * gram - 1.0)).to(wide(x).dtype)
-    return (2.0 / c**0.5 * asinh(0.5 * sqrt(excess))).to(x.dtype)
 
 
 def inner(x: Tensor, u: Tensor, v: Tensor, c: Curv) -> Tensor:
@@ -238,6 +227,22 @@ def centroid(x: Tensor, weights: Tensor | None, c: Curv) -> Tensor:
     return (total * torch.rsqrt(squared.clamp_min(tiny(z.dtype)))).squeeze(-2).to(x.dtype)
 
 
+def centroid_of_sum(total: Tensor, t: Tensor, c: Curv) -> tuple[Tensor, Tensor]:
+    """`centroid` where only the weighted sum o = [t; total] of points is known, of weights that sum to one or more:
+    (..., n), (..., 1) -> space part (..., n) and time (..., 1) of o / (√c |o|_L), the time in float32 or better.
+
+    −⟨o,o⟩_L = (t − |total|)(t + |total|) cancels at large radius, and the sums may come rounded to half precision. The
+    exact bound −⟨o,o⟩_L >= (Σwᵢ)²/c >= 1/c (equality where all points are one) takes the place of an arbitrary eps: in
+    bfloat16 the sign itself can come out wrong. In float64 the difference holds up to √c · radius of about 17. A sum of
+    nothing gives the origin.
+    """
+    o, t = wide(total), wide(t)
+    reach = norm(o)
+    squared = ((t - reach) * (t + reach)).clamp_min(1.0 / c)
+    shrink = torch.rsqrt(c * squared)
+    return (o * shrink).to(total.dtype), time_of_norm(reach * shrink, c)
+
+
 def _shares(x: Tensor, weights: Tensor | None) -> Tensor:
     """Weights as shares of one, (..., k) -> (..., k, 1); equal shares where none are given."""
     if weights is None:
@@ -265,26 +270,3 @@ def to_poincare(x: Tensor, c: Curv) -> Tensor:
     """Isometry to the Poincaré ball, p = x / (1 + √c t): (..., n) -> (..., n)."""
     z, r = polar(x)
     return (z / (1.0 + _cosh(c**0.5 * r))).to(x.dtype)
-
-
-def exterior_angle(x: Tensor, y: Tensor, c: Curv) -> Tensor:
-    """Angle at x between the ray from the origin through x, going on, and the geodesic to y: -> (...) in [0, π].
-
-    Zero where y lies straight behind x, and by convention where x is the origin. It is
-    atan2(sinh ρ_y sin θ, sinh(ρ_y − ρ_x) − 2 cosh ρ_x sinh ρ_y sin²(θ/2)).
-    """
-    (p, r), (q, s) = polar(x), polar(y)
-    a, b = c**0.5 * r, c**0.5 * s
-    ray, way = unit(p, r), unit(q, s)
-    sine, cosine = 0.5 * norm(ray - way), 0.5 * norm(ray + way)  # of θ/2
-    gap = _radial_chord(b, a)
-    outward = gap * torch.sqrt(1.0 + 0.25 * gap * gap) - 2.0 * _cosh(a) * b * sine * sine
-    angle = atan2(2.0 * b * sine * cosine, outward)
-    return torch.where(a > tiny(p.dtype), angle, 0.0).squeeze(-1).to(x.dtype)
-
-
-def half_aperture(x: Tensor, c: Curv, k: float = 0.1) -> Tensor:
-    """Half-aperture of the entailment cone at x, asin(2k / sinh ρ), π/2 near the origin: (..., n) -> (...)."""
-    a = c**0.5 * polar(x)[1]
-    highest = 1.0 - torch.finfo(a.dtype).eps  # keeps the gradient of asin finite
-    return torch.asin((2.0 * k / a.clamp_min(tiny(a.dtype))).clamp(max=highest)).squeeze(-1).to(x.dtype)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from leafward.geometry import euclidean, lorentz, poincare
+from leafward.geometry import cones, euclidean, lorentz, pairs, poincare
 from leafward.geometry.curvature import Curvature, checked
 from leafward.geometry.sampling import ball_radius, directions
 from leafward.geometry.scalars import Curv, dot, sqrt, tame, wide
@@ -80,14 +80,6 @@ class Manifold(nn.Module, ABC):
     def centroid(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Weighted centre of (..., k, m), weights (..., k) non-negative -> (..., m)."""
 
-    @abstractmethod
-    def half_aperture(self, x: Tensor, k: float = 0.1) -> Tensor:
-        """Half-aperture of the entailment cone at x: (..., m) -> (...)."""
-
-    @abstractmethod
-    def exterior_angle(self, x: Tensor, y: Tensor) -> Tensor:
-        """Angle at x between the ray from the origin, going on, and the way to y: -> (...) in [0, π]."""
-
     def norm(self, x: Tensor, u: Tensor) -> Tensor:
         """Riemannian length of a tangent vector at x: (..., m), (..., m) -> (...)."""
         return sqrt(self.inner(x, wide(u), wide(u))).to(u.dtype)
@@ -107,20 +99,6 @@ class Manifold(nn.Module, ABC):
         v = std / self.origin_scale * torch.randn(shape, generator=generator, **like)
         return self.expmap0(v) if mean is None else self.expmap(mean, self.transport0(mean, v))
 
-    def random_uniform(self, *shape: int, radius: float, generator: torch.Generator | None = None) -> Tensor:
-        """Uniform in volume over the ball of given radius about the origin: -> (*shape[:-1], m); `shape` ends in n."""
-        if not shape:
-            raise ValueError("shape must end in the dimension n, got no numbers")
-        if not radius > 0.0:
-            raise ValueError(f"radius must be positive, got {radius}")
-        like = _like(None, generator)
-        lengths = ball_radius(shape[:-1], shape[-1], radius, self._sqrt_c(), generator, **like)
-        return self.expmap0(lengths / self.origin_scale * directions(shape, generator, **like))
-
-    def _sqrt_c(self) -> float:
-        """√c as a number; zero means flat."""
-        return 0.0
-
 
 def _like(x: Tensor | None, generator: torch.Generator | None) -> dict:
     if x is not None:
@@ -128,7 +106,43 @@ def _like(x: Tensor | None, generator: torch.Generator | None) -> dict:
     return {"dtype": torch.get_default_dtype(), "device": generator.device if generator is not None else None}
 
 
-class _Curved(Manifold):
+class SpaceForm(Manifold):
+    """A space of constant curvature −c, c ≥ 0: what such a one has beyond the interface of all manifolds."""
+
+    @property
+    @abstractmethod
+    def c(self) -> Curv | None:
+        """The curvature constant: sectional curvature is -c. None in flat space."""
+
+    @abstractmethod
+    def _space_part(self, x: Tensor) -> Tensor:
+        """What the functions of `cones` and `pairs` take for points: (..., m) -> (..., n)."""
+
+    def half_aperture(self, x: Tensor, k: float = 0.1) -> Tensor:
+        """`cones.half_aperture` of the entailment cone at x: (..., m) -> (...)."""
+        return cones.half_aperture(self._space_part(x), self.c, k).to(x.dtype)
+
+    def exterior_angle(self, x: Tensor, y: Tensor) -> Tensor:
+        """Angle at x between the ray from the origin, going on, and the way to y: -> (...) in [0, π]."""
+        return cones.exterior_angle(self._space_part(x), self._space_part(y), self.c).to(x.dtype)
+
+    def exterior_angles(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """`exterior_angle(upper, lower)` of all pairs: (..., N, m), (..., M, m) -> (..., N, M)."""
+        return pairs.exterior_angles(self._space_part(lower), self._space_part(upper), self.c).to(lower.dtype)
+
+    def random_uniform(self, *shape: int, radius: float, generator: torch.Generator | None = None) -> Tensor:
+        """Uniform in volume over the ball of given radius about the origin: -> (*shape[:-1], m); `shape` ends in n."""
+        if not shape:
+            raise ValueError("shape must end in the dimension n, got no numbers")
+        if not radius > 0.0:
+            raise ValueError(f"radius must be positive, got {radius}")
+        like = _like(None, generator)
+        root = 0.0 if self.c is None else float(self.c) ** 0.5
+        lengths = ball_radius(shape[:-1], shape[-1], radius, root, generator, **like)
+        return self.expmap0(lengths / self.origin_scale * directions(shape, generator, **like))
+
+
+class _Curved(SpaceForm):
     """What the two hyperbolic models share: the curvature, a number or a learned `Curvature`."""
 
     def __init__(self, c: float | Curvature = 1.0) -> None:
@@ -139,9 +153,6 @@ class _Curved(Manifold):
     def c(self) -> Curv:
         """The curvature constant: sectional curvature is -c."""
         return self._c() if isinstance(self._c, Curvature) else self._c
-
-    def _sqrt_c(self) -> float:
-        return float(self.c) ** 0.5
 
     def extra_repr(self) -> str:
         return "" if isinstance(self._c, Curvature) else f"c={self._c}"
@@ -202,7 +213,7 @@ class Lorentz(_Curved):
         return lorentz.dist0(x[..., 1:], self.c)
 
     def cdist(self, x: Tensor, y: Tensor, precise: bool = True) -> Tensor:
-        return lorentz.cdist(x[..., 1:], y[..., 1:], self.c, precise)
+        return pairs.distances(x[..., 1:], y[..., 1:], self.c, precise)
 
     def geodesic(self, x: Tensor, y: Tensor, fraction: Curv) -> Tensor:
         return lorentz.lift(lorentz.geodesic(x[..., 1:], y[..., 1:], fraction, self.c), self.c)
@@ -232,11 +243,8 @@ class Lorentz(_Curved):
         """Isometry from the Poincaré ball of equal curvature: (..., n) -> (..., n+1)."""
         return lorentz.lift(poincare.to_lorentz(p, self.c), self.c)
 
-    def half_aperture(self, x: Tensor, k: float = 0.1) -> Tensor:
-        return lorentz.half_aperture(x[..., 1:], self.c, k)
-
-    def exterior_angle(self, x: Tensor, y: Tensor) -> Tensor:
-        return lorentz.exterior_angle(x[..., 1:], y[..., 1:], self.c)
+    def _space_part(self, x: Tensor) -> Tensor:
+        return x[..., 1:]
 
 
 class PoincareBall(_Curved):
@@ -276,7 +284,7 @@ class PoincareBall(_Curved):
         return poincare.dist0(x, self.c)
 
     def cdist(self, x: Tensor, y: Tensor, precise: bool = True) -> Tensor:
-        return poincare.cdist(x, y, self.c, precise)
+        return pairs.ball_distances(x, y, self.c, precise)
 
     def geodesic(self, x: Tensor, y: Tensor, fraction: Curv) -> Tensor:
         return poincare.geodesic(x, y, fraction, self.c)
@@ -310,15 +318,16 @@ class PoincareBall(_Curved):
         """Isometry to the Lorentz model of equal curvature: (..., n) -> (..., n+1)."""
         return lorentz.lift(poincare.to_lorentz(x, self.c), self.c)
 
-    def half_aperture(self, x: Tensor, k: float = 0.1) -> Tensor:
-        return poincare.half_aperture(x, self.c, k)
-
-    def exterior_angle(self, x: Tensor, y: Tensor) -> Tensor:
-        return poincare.exterior_angle(x, y, self.c)
+    def _space_part(self, x: Tensor) -> Tensor:
+        return poincare.to_lorentz(wide(x), self.c)
 
 
-class Euclidean(Manifold):
+class Euclidean(SpaceForm):
     """Flat space R^n, the twin of the curved ones."""
+
+    @property
+    def c(self) -> None:
+        return None
 
     def ambient(self, n: int) -> int:
         return n
@@ -348,7 +357,7 @@ class Euclidean(Manifold):
         return euclidean.dist0(x)
 
     def cdist(self, x: Tensor, y: Tensor, precise: bool = True) -> Tensor:
-        return euclidean.cdist(x, y, precise)
+        return pairs.distances(x, y, None, precise)
 
     def geodesic(self, x: Tensor, y: Tensor, fraction: Curv) -> Tensor:
         return x + fraction * (y - x)
@@ -362,9 +371,20 @@ class Euclidean(Manifold):
     def centroid(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         return euclidean.centroid(x, weights)
 
-    def half_aperture(self, x: Tensor, k: float = 0.1) -> Tensor:
-        return euclidean.half_aperture(x, k)
+    def _space_part(self, x: Tensor) -> Tensor:
+        return x
 
     def exterior_angle(self, x: Tensor, y: Tensor, root: Tensor | None = None) -> Tensor:
-        """As the interface says; `root` (..., n) replaces the origin, as Radial Embedding does."""
-        return euclidean.exterior_angle(x, y, root)
+        """As in every space form; `root` (..., n) replaces the origin, as Radial Embedding does."""
+        return cones.flat_exterior_angle(x, y, root)
+
+
+#: The spaces that are chosen by name; each is made with its curvature but for flat space, which has none.
+SPACES: dict[str, type[SpaceForm]] = {"lorentz": Lorentz, "poincare": PoincareBall, "euclidean": Euclidean}
+
+
+def space_of(geometry: str, c: float | Curvature = 1.0) -> SpaceForm:
+    """The space that a name of `SPACES` stands for; flat space has no curvature and takes no notice of c."""
+    if geometry not in SPACES:
+        raise ValueError(f"geometry must be one of {', '.join(SPACES)}, got {geometry!r}")
+    return Euclidean() if geometry == "euclidean" else SPACES[geometry](c)

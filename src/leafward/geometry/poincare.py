@@ -11,7 +11,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from leafward.geometry import lorentz
 from leafward.geometry.scalars import Curv, asinh, atanhc, dot, narrow, norm, polar, sqrt, tame, tanhc, tiny, wide
 
 
@@ -79,22 +78,8 @@ def dist0(p: Tensor, c: Curv) -> Tensor:
 def dist(p: Tensor, q: Tensor, c: Curv) -> Tensor:
     """Distance 2/√c · asinh(√c|p−q| / √((1−c|p|²)(1−c|q|²))): (..., n), (..., n) -> (...)."""
     (x, a, s), (y, b, r) = _polar(p, c), _polar(q, c)
-    half = c**0.5 * norm(s * x - r * y) * torch.rsqrt(_room(a)) * torch.rsqrt(_room(b))
+    half = c**0.5 * norm(s * x - r * y) * (torch.rsqrt(_room(a)) * torch.rsqrt(_room(b)))
     return (2.0 / c**0.5 * asinh(half)).squeeze(-1).to(p.dtype)
-
-
-def cdist(p: Tensor, q: Tensor, c: Curv, precise: bool = True) -> Tensor:
-    """All distances between two sets by one matrix product: (..., N, n), (..., M, n) -> (..., N, M).
-
-    The product is taken in float64 unless ``precise=False``; ``c`` is a number or broadcasts against (..., 1, 1).
-    """
-    dtype = torch.float64 if precise else wide(p).dtype
-    with torch.autocast(p.device.type, enabled=False):
-        x, y = project(p, c).to(dtype), project(q, c).to(dtype)
-        xx, yy = dot(x, x), dot(y, y)
-        squared = xx + yy.mT - 2.0 * (x @ y.mT)
-        squared = c * squared / ((1.0 - c * xx) * (1.0 - c * yy).mT)
-    return (2.0 / c**0.5 * asinh(sqrt(squared.to(wide(p).dtype)))).to(p.dtype)
 
 
 def inner(p: Tensor, u: Tensor, v: Tensor, c: Curv) -> Tensor:
@@ -189,13 +174,3 @@ def to_lorentz(p: Tensor, c: Curv) -> Tensor:
     """Isometry to the Lorentz model (space part), x = 2p / (1 − c|p|²): (..., n) -> (..., n)."""
     z, a, shrink = _polar(p, c)
     return (2.0 / _room(a) * shrink * z).to(p.dtype)
-
-
-def exterior_angle(p: Tensor, q: Tensor, c: Curv) -> Tensor:
-    """Angle at p between the ray from the origin, going on, and the geodesic to q: -> (...) in [0, π]."""
-    return lorentz.exterior_angle(to_lorentz(wide(p), c), to_lorentz(wide(q), c), c).to(p.dtype)
-
-
-def half_aperture(p: Tensor, c: Curv, k: float = 0.1) -> Tensor:
-    """Half-aperture of the entailment cone at p (Ganea et al. 2018, eq. 25), π/2 near the origin: -> (...)."""
-    return lorentz.half_aperture(to_lorentz(wide(p), c), c, k).to(p.dtype)

@@ -103,12 +103,3 @@ class Product(Manifold):
             assert isinstance(manifold, Manifold)
             draws.append(manifold.random_normal(*shape[:-1], n, mean=at, std=std, generator=generator))
         return torch.cat(draws, dim=-1)
-
-    def random_uniform(self, *shape: int, radius: float, generator: torch.Generator | None = None) -> Tensor:
-        raise TypeError("random_uniform is defined on a single factor; draw each factor by itself")
-
-    def half_aperture(self, x: Tensor, k: float = 0.1) -> Tensor:
-        raise TypeError("entailment cones are defined on a single factor; take one with split()")
-
-    def exterior_angle(self, x: Tensor, y: Tensor) -> Tensor:
-        raise TypeError("entailment cones are defined on a single factor; take one with split()")

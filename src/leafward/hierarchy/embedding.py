@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu, softplus
 
 from leafward.errors import UsageError
-from leafward.geometry import Euclidean, Lorentz, Manifold, PoincareBall
-from leafward.hierarchy import pairs
+from leafward.geometry import SPACES, SpaceForm, space_of
 from leafward.hierarchy.graph import Rows
 from leafward.hierarchy.taxonomy import Taxonomy
 
@@ -28,13 +27,11 @@ OBJECTIVES: tuple[Objective, ...] = ("distance", "cones")
 START = 1e-2
 
 
-def manifold_of(geometry: str, c: float = 1.0) -> Manifold:
+def manifold_of(geometry: str, c: float = 1.0) -> SpaceForm:
     """The space that a geometry's name stands for; Euclidean space has no curvature."""
-    if geometry not in GEOMETRIES:
-        raise UsageError(f"geometry must be one of {', '.join(GEOMETRIES)}, got {geometry!r}")
-    if geometry == "euclidean":
-        return Euclidean()
-    return Lorentz(c) if geometry == "lorentz" else PoincareBall(c)
+    if geometry not in SPACES:
+        raise UsageError(f"geometry must be one of {', '.join(SPACES)}, got {geometry!r}")
+    return space_of(geometry, c)
 
 
 def proper_ancestors(tax: Taxonomy) -> Rows:
@@ -176,5 +173,5 @@ class TaxonomyEmbedding(nn.Module):
     def _between(self, lower: Tensor, upper: Tensor) -> Tensor:
         """Scores of all pairs by one matrix product: (B, m), (C, m) -> (B, C)."""
         if self.objective == "distance":
-            return pairs.distances(self.manifold, lower, upper)
-        return pairs.exterior_angles(self.manifold, lower, upper) - self.manifold.half_aperture(upper, self.aperture)
+            return self.manifold.cdist(lower, upper)
+        return self.manifold.exterior_angles(lower, upper) - self.manifold.half_aperture(upper, self.aperture)

@@ -17,7 +17,7 @@ from torch.nn.functional import normalize, pad
 
 from leafward.errors import DataError, UsageError, require
 from leafward.files import replacing
-from leafward.geometry import Lorentz, lorentz
+from leafward.geometry import Lorentz, cones, lorentz
 from leafward.hierarchy import stores
 from leafward.hierarchy.graph import Rows, rows_of
 from leafward.hierarchy.readers import PathLike
@@ -214,7 +214,7 @@ class LorentzIndex:
         q = self._space_part(concepts, "concepts", self.width)
         if not 0.0 < aperture < float("inf"):
             raise UsageError(f"aperture must be positive, got {aperture}")
-        width = lorentz.half_aperture(q, self.c, aperture)
+        width = cones.half_aperture(q, self.c, aperture)
         # The angle between the directions is never larger than the exterior angle: one matrix product sorts out
         # nearly all. The slack covers its rounding, and a concept at the origin, which has no direction.
         ways, narrowest = normalize(q), torch.cos(width)[:, None] - 1e-3
@@ -223,7 +223,7 @@ class LorentzIndex:
         for first in range(0, len(self), step):
             block = self._space[first : first + step].float()
             owner, row = np.nonzero((ways @ normalize(block).T >= narrowest).numpy())
-            inside = self._pairs(lorentz.exterior_angle, q, owner, block, row) <= width.numpy()[owner]
+            inside = self._pairs(cones.exterior_angle, q, owner, block, row) <= width.numpy()[owner]
             owners.append(owner[inside])
             rows.append(row[inside] + first)
         nothing = np.zeros(0, np.int64)

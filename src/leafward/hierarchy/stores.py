@@ -41,11 +41,9 @@ def probes(space: Tensor, c: float) -> np.ndarray:
 def centres(sums: Tensor, c: float) -> Tensor:
     """Lorentz centroids from the sums of full points in float64: (K, n+1) -> space parts (K, n).
 
-    `leafward.geometry.lorentz.centroid` for groups of unequal size, of which only the sums are kept:
-    o_s / (√c |o|_L). Float64 carries the difference o_t² − |o_s|² up to √c · radius ≈ 17.
+    For groups of unequal size, of which only the sums are kept; one of no points has its centre at the origin.
     """
-    squared = sums[:, :1].square() - sums[:, 1:].square().sum(dim=1, keepdim=True)
-    return sums[:, 1:] / (c * squared).clamp_min(torch.finfo(torch.float64).tiny).sqrt()
+    return lorentz.centroid_of_sum(sums[:, 1:], sums[:, :1], c)[0]
 
 
 def group_sums(space: Tensor, group: Tensor, count: int, c: float) -> Tensor:

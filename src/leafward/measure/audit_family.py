@@ -14,7 +14,7 @@ import numpy as np
 
 from leafward.errors import DataError, UsageError, nearest
 from leafward.files import read_text
-from leafward.superposition.audit_report import AuditReport
+from leafward.measure.audit_report import AuditReport
 
 REQUIRED = ("model", "corpus", "m", "loss")
 OPTIONAL = ("params", "depth", "tokens")

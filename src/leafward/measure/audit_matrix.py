@@ -12,23 +12,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from leafward.data.counts import read_counts
 from leafward.errors import DataError, LeafwardError, UsageError
-from leafward.superposition.audit_pairs import BINS, Estimate, PairSums, regression_estimate
-from leafward.superposition.audit_report import (
-    AuditReport,
-    Frequency,
-    Histogram,
-    Largest,
-    OverlapReport,
-    References,
-    Summary,
-)
-from leafward.superposition.audit_verdict import judge
-from leafward.superposition.devices import compute_device
-from leafward.superposition.laws import read_counts
-from leafward.superposition.matrices import Target, open_matrix
-from leafward.superposition.matrix_files import Matrix
-from leafward.superposition.overlap import (
+from leafward.measure.audit_pairs import BINS, Estimate, PairSums, regression_estimate
+from leafward.measure.audit_report import AuditReport, Frequency, Histogram, Largest, OverlapReport, References, Summary
+from leafward.measure.audit_verdict import judge
+from leafward.measure.devices import compute_device
+from leafward.measure.matrices import Target, open_matrix
+from leafward.measure.matrix_files import Matrix
+from leafward.measure.overlap import (
     SHUFFLE_ROWS,
     Centre,
     Overlaps,
@@ -38,7 +30,7 @@ from leafward.superposition.overlap import (
     shuffled_squared_overlap,
     weighted_squared_overlap,
 )
-from leafward.superposition.theory import etf_limit, random_overlap, welch_bound
+from leafward.measure.theory import etf_limit, random_overlap, welch_bound
 
 LEAST_SAMPLE = 16
 
@@ -62,7 +54,8 @@ def audit(
 
     `centre` also measures them with the mean row removed; `fold_norm` multiplies the final norm's gain into
     the rows; `token_counts` (n,) are frequencies of the rows, or a file of them in that order (see
-    `laws.read_counts`); `sample` rows serve the estimates; `exact` computes these from all pairs instead (n²m FLOP).
+    `data.counts.read_counts`); `sample` rows serve the estimates; `exact` computes these from all pairs instead
+    (n²m FLOP).
     `device` defaults to CUDA where there is one. `progress(done, total)` is called as rows go by.
     """
     if sample < LEAST_SAMPLE:
@@ -82,7 +75,20 @@ def audit(
     frequency = None
     if counts is not None:
         frequency = _frequency(matrix, scanned, counts, raw, middle if centre else None, advance)
+    return _report(matrix, scanned, raw, centred, frequency, device=str(where), seed=seed)
 
+
+def _report(
+    matrix: Matrix,
+    scanned: Scan,
+    raw: OverlapReport,
+    centred: OverlapReport | None,
+    frequency: Frequency | None,
+    *,
+    device: str,
+    seed: int,
+) -> AuditReport:
+    """All that was measured, with the verdict."""
     norms = scanned.norms.cpu().numpy()
     lengths = Summary.of(norms[norms > 0])
     represented = float((norms > lengths.mean / 2).mean())
@@ -107,7 +113,7 @@ def audit(
         frequency=frequency,
         verdict=judge(matrix.rows, matrix.width, represented, lengths, raw, centred, references),
         notes=matrix.notes,
-        device=str(where),
+        device=device,
         precision="rows and products in float32 (no TF32), sums in float64",
         seed=seed,
     )

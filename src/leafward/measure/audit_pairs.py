@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from leafward.superposition.matrix_files import Matrix
+from leafward.measure.matrix_files import Matrix
 
 BINS = 400  # of the histogram, over [−1, 1]
 PROBES = 1024  # probe rows per tile of overlaps

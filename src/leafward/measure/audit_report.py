@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from leafward.files import finite
-from leafward.superposition.audit_pairs import Estimate
+from leafward.measure.audit_pairs import Estimate
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 TOP_ROWS = 10

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leafward.superposition.audit_report import OverlapReport, References, Summary, Verdict
+from leafward.measure.audit_report import OverlapReport, References, Summary, Verdict
 
 CROWDED = 4  # n ≥ 4m: many more rows than dimensions
 ALL = 0.99  # share of represented rows that counts as all

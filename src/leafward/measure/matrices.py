@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from leafward.errors import DataError, UsageError
-from leafward.superposition.matrix_files import (
+from leafward.measure.matrix_files import (
     Catalogue,
     Matrix,
     feature_notes,
@@ -18,8 +18,8 @@ from leafward.superposition.matrix_files import (
     from_npz,
     refuse_pickle,
 )
-from leafward.superposition.matrix_hub import catalogue_of, from_checkpoint
-from leafward.superposition.matrix_zoo import ZOOS, from_zoo
+from leafward.measure.matrix_hub import catalogue_of, from_checkpoint
+from leafward.measure.matrix_zoo import ZOOS, from_zoo
 
 Target = str | os.PathLike[str] | torch.Tensor | np.ndarray
 

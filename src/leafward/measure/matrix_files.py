@@ -1,7 +1,6 @@
 """A matrix that is read in row slices, and the files it can lie in: `.npy`, `.npz` and safetensors.
 
-Shapes: n rows (tokens, classes, features) of width m. Files are opened anew for every slice, so that no more
-than one slice of a mapped file is ever resident.
+Shapes: n rows (tokens, classes, features) of width m.
 """
 
 from __future__ import annotations
@@ -10,33 +9,21 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
+from leafward.data import arrays
 from leafward.errors import DataError, UsageError, nearest
-from leafward.files import check_archive, inside, read_record, whole_arrays
+from leafward.files import inside, read_record
 
 SLICE_ROWS = 8192
 FLOATING = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-NPY_MAGIC = b"\x93NUMPY"
 FEATURES = ("image_features", "text_features")
 """The matrices of a feature file (`leafward data features`); of the two, the texts are the classifier."""
 PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
-
-
-class Rows(Protocol):
-    """Where the rows come from: `read` returns rows [start, stop) in memory that the caller owns."""
-
-    @property
-    def shape(self) -> tuple[int, int]: ...
-
-    @property
-    def dtype(self) -> str: ...
-
-    def read(self, start: int, stop: int) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -48,7 +35,7 @@ class Matrix:
 
     target: str
     tensor: str
-    source: Rows
+    source: arrays.RowReader
     rows: int
     role: str = "matrix"
     gain: torch.Tensor | None = None
@@ -85,84 +72,31 @@ class Matrix:
                 del block
 
 
-@dataclass(frozen=True)
-class ArrayRows:
-    """A tensor that is in memory already."""
-
-    array: torch.Tensor
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.array.shape[0], self.array.shape[1]
-
-    @property
-    def dtype(self) -> str:
-        return str(self.array.dtype).removeprefix("torch.")
-
-    def read(self, start: int, stop: int) -> torch.Tensor:
-        return self.array[start:stop].detach().clone()
-
-
-@dataclass(frozen=True)
-class NpyRows:
-    path: Path
-    shape: tuple[int, int]
-    dtype: str
-
-    def read(self, start: int, stop: int) -> torch.Tensor:
-        stored = np.load(self.path, mmap_mode="r", allow_pickle=False)[start:stop]
-        return torch.from_numpy(np.array(stored, dtype=stored.dtype.newbyteorder("="), order="C"))
-
-
-@dataclass(frozen=True)
-class SafetensorsRows:
-    path: Path
-    name: str
-    shape: tuple[int, int]
-    dtype: str
-
-    def read(self, start: int, stop: int) -> torch.Tensor:
-        with open_safetensors(self.path) as file:
-            return file.get_slice(self.name)[start:stop].clone()
-
-
 def from_array(array: torch.Tensor | np.ndarray, label: str = "array") -> Matrix:
     """Wrap a 2-D floating tensor or array (n, m)."""
     if isinstance(array, np.ndarray):
         check_matrix(label, array.shape, array.dtype.kind == "f" and array.dtype.itemsize <= 8, array.dtype.name)
         array = torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")))
     check_matrix(label, tuple(array.shape), array.dtype in FLOATING.values(), str(array.dtype))
-    return Matrix(target=label, tensor=label, source=ArrayRows(array), rows=array.shape[0])
+    return Matrix(target=label, tensor=label, source=arrays.rows_of_tensor(array), rows=array.shape[0])
 
 
 def from_npy(path: Path) -> Matrix:
-    """Open a `.npy` matrix; object arrays (pickles inside) are refused by numpy and by us."""
-    try:
-        with open(path, "rb") as file:
-            if file.read(len(NPY_MAGIC)) != NPY_MAGIC:
-                raise DataError(f"{path} is not a .npy file (it may be a pickle): it does not begin as one")
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise DataError(f"{path} is not a plain .npy array, or it is truncated: {error}") from error
+    """Open a `.npy` matrix, which is read by rows."""
+    array = arrays.open_npy(path)
     check_matrix(str(path), array.shape, array.dtype.kind == "f" and array.dtype.itemsize <= 8, array.dtype.name)
-    source = NpyRows(path, (array.shape[0], array.shape[1]), array.dtype.name)
-    return Matrix(target=str(path), tensor=path.stem, source=source, rows=array.shape[0])
+    return Matrix(target=str(path), tensor=path.stem, source=arrays.rows_of_npy(path), rows=len(array))
 
 
 def from_npz(path: Path, tensor: str | None) -> Matrix:
     """One matrix of an `.npz`, which is held in memory: an archive cannot be read by rows."""
-    try:
-        check_archive(path)
-        with np.load(path, allow_pickle=False) as file:
-            arrays = whole_arrays(file)
-    except Exception as error:  # a damaged archive can raise nearly anything in numpy
-        raise DataError(f"{path} is not a plain .npz file, or it is damaged: {error}") from error
-    shapes = {name: array.shape for name, array in arrays.items() if array.dtype.kind == "f"}
+    held = arrays.read_arrays(path)
+    shapes = {name: array.shape for name, array in held.items() if array.dtype.kind == "f"}
     matrices = sorted(name for name, shape in shapes.items() if len(shape) == 2 and shape[0] > 1)
     name = tensor or only_one(str(path), matrices)
-    if name not in arrays:
-        raise UsageError(f"--tensor: {path} holds no {name!r}; {nearest(name, arrays)}")
-    source = from_array(arrays[name], f"{path}: {name}").source
+    if name not in held:
+        raise UsageError(f"--tensor: {path} holds no {name!r}; {nearest(name, held)}")
+    source = from_array(held[name], f"{path}: {name}").source
     return Matrix(target=str(path), tensor=name, source=source, rows=source.shape[0], notes=feature_notes(name))
 
 
@@ -199,16 +133,6 @@ def check_matrix(label: str, shape: tuple[int, ...], floating: bool, dtype: str)
         raise DataError(f"{label} has shape {list(shape)}: the audit needs at least two rows and one column")
 
 
-def open_safetensors(path: Path) -> Any:
-    """`safe_open` for torch, which checks the file's size against its header; errors name the file."""
-    if not path.is_file():
-        raise DataError(f"no such file: {path}")
-    try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise DataError(f"{path} is not a whole safetensors file (truncated or corrupt): {error}") from error
-
-
 @dataclass(frozen=True)
 class Catalogue:
     """Tensor names and the safetensors file of each; files are opened only when a tensor is asked for."""
@@ -218,7 +142,7 @@ class Catalogue:
 
     @staticmethod
     def of_file(path: Path) -> Catalogue:
-        with open_safetensors(path) as file:
+        with arrays.open_safetensors(path) as file:
             return Catalogue(str(path), dict.fromkeys(file.keys(), path))
 
     @staticmethod
@@ -234,21 +158,17 @@ class Catalogue:
         absent = sorted({file.name for file in self.files.values() if not file.is_file()})
         return (f"shards not present and not needed: {', '.join(absent)}",) if absent else ()
 
-    def header(self, name: str) -> tuple[tuple[int, ...], str]:
-        """(shape, safetensors dtype) of a tensor."""
-        return self._with(name, lambda file: _shape_and_dtype(file, name))
-
     def load(self, name: str) -> torch.Tensor:
         """A whole tensor; for the small ones (norm gains)."""
         return self._with(name, lambda file: file.get_tensor(name).clone())
 
-    def rows(self, name: str) -> SafetensorsRows:
+    def rows(self, name: str) -> arrays.RowReader:
         """The rows of a floating 2-D tensor."""
         if name not in self.files:
             raise UsageError(f"--tensor: {self.label} holds no {name!r}; {nearest(name, self.files)}")
-        shape, dtype = self.header(name)
+        shape, dtype = self._with(name, lambda file: _shape_and_dtype(file, name))
         check_matrix(f"{self.label}: {name}", shape, dtype in FLOATING, dtype)
-        return SafetensorsRows(self.files[name], name, (shape[0], shape[1]), dtype.lower())
+        return arrays.rows_of_safetensors(self.files[name], name)
 
     def matrices(self) -> list[str]:
         """Names of the floating 2-D tensors with at least two rows, in the files that are here."""
@@ -256,7 +176,7 @@ class Catalogue:
         for path in sorted(set(self.files.values())):
             if not path.is_file():
                 continue
-            with open_safetensors(path) as file:
+            with arrays.open_safetensors(path) as file:
                 for name in file.keys():  # noqa: SIM118 (a safetensors handle, not a dict)
                     shape, dtype = _shape_and_dtype(file, name)
                     if len(shape) == 2 and shape[0] > 1 and dtype in FLOATING:
@@ -271,7 +191,7 @@ class Catalogue:
         path = self.files[name]
         if not path.is_file():
             raise DataError(f"missing shard {path.name} of {self.label}: it should hold {name!r}")
-        with open_safetensors(path) as file:
+        with arrays.open_safetensors(path) as file:
             try:
                 return use(file)
             except SafetensorError as error:

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from leafward.data.arrays import open_safetensors
 from leafward.errors import DataError, UsageError
 from leafward.files import read_bytes, read_record
-from leafward.superposition.matrix_files import Catalogue, Matrix, open_safetensors
+from leafward.measure.matrix_files import Catalogue, Matrix
 
 HEADS = (
     "lm_head.weight",

@@ -12,7 +12,7 @@ from types import ModuleType
 import torch
 
 from leafward.errors import LeafwardError, UsageError, nearest, require
-from leafward.superposition.matrix_files import PICKLES, Catalogue, Matrix, from_array, refuse_pickle
+from leafward.measure.matrix_files import PICKLES, Catalogue, Matrix, from_array, refuse_pickle
 
 ZOOS = ("timm", "open_clip")
 CLIP_PROJECTIONS = ("visual.proj", "visual.head.proj.weight", "text_projection", "text.text_projection")
@@ -72,7 +72,7 @@ def _clip_state(open_clip: ModuleType, name: str, tag: str) -> dict[str, torch.T
     if tag and tag not in tags:
         raise UsageError(f"open_clip:{name}@{tag}: neither a file nor a tag of this model; {nearest(tag, tags)}")
     try:
-        return open_clip.create_model(name, pretrained=tag or tags[0]).state_dict()
+        return open_clip.create_model(name, pretrained=tag or tags[0], require_pretrained=True).state_dict()
     except (OSError, RuntimeError, ValueError) as error:
         raise _not_loaded(f"open_clip:{name}@{tag or tags[0]}", error) from error
 

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from leafward.errors import DataError
-from leafward.superposition.audit_pairs import Estimate, PairSums, gram_sums, probe_sums
-from leafward.superposition.matrix_files import Matrix
+from leafward.measure.audit_pairs import Estimate, PairSums, gram_sums, probe_sums
+from leafward.measure.matrix_files import Matrix
 
 STRIP = 1024  # columns of S, or rows of a slice, per GEMM: bounds the temporaries
 SHUFFLE_ROWS = 4096

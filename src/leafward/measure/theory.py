@@ -1,15 +1,11 @@
-"""Closed-form references for overlaps and losses ("Superposition Yields Robust Neural Scaling", 2505.10465).
+"""Closed-form references for overlaps ("Superposition Yields Robust Neural Scaling", 2505.10465).
 
 Overlaps are inner products of unit vectors in R^m; n or ν counts the vectors.
 """
 
 from __future__ import annotations
 
-import torch
-
 from leafward.errors import UsageError
-
-MEAN_SQUARED_VALUE = 4 / 3  # ⟨v²⟩ of v ~ U(0, 2)
 
 
 def welch_bound(n: float, m: int) -> float:
@@ -40,18 +36,6 @@ def etf_overlap(n: int, m: int) -> float:
     The paper's reference line; m²/2 (not m(m+1)/2) as there.
     """
     return welch_bound(min(n, m**2 / 2), m)
-
-
-def weak_loss(p: torch.Tensor, represented: float) -> float:
-    """Loss when exactly the `represented` most frequent features are perfect and the rest are ignored.
-
-    L = ⟨v²⟩ Σ_{i > represented} p_i, with p (n,) in any order and ⟨v²⟩ = 4/3. `represented` is a count,
-    φ_½·n; a fractional count is rounded down.
-    """
-    if not 0 <= represented <= p.numel():
-        raise UsageError(f"represented must lie in [0, {p.numel()}], got {represented}")
-    ordered = p.double().sort(descending=True).values
-    return MEAN_SQUARED_VALUE * float(ordered[int(represented) :].sum())
 
 
 def _check_width(m: int) -> None:

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leafward.errors import UsageError
+from leafward.geometry.lorentz import centroid_of_sum
 from leafward.geometry.scalars import wide
 from leafward.nn import kernels
 from leafward.nn.lanes import (
     BLOCK,
     Visible,
-    centroid,
     centroid_lanes,
     dispatch,
     key_lanes,
@@ -106,7 +106,7 @@ class Attention(_Scored):
     def lanes(self, s: Tensor, t: Tensor | None, table: Table | None) -> tuple[Tensor, Tensor, Tensor]:
         """Lanes of queries (B,H,T,·), keys and values (B,G,T,·)."""
         qkv, space = self.qkv, self.space
-        served = kernels.serve(s) and working_dtype(s).itemsize == 2
+        served = kernels.serve(s) and kernels.head_lanes_fits(working_dtype(s))
         if served and table is not None and qkv.time_weight is not None and qkv.bias is not None:
             t = space.time(s) if t is None else t
             parts = F.linear(s, qkv.weight), qkv.bias, t, qkv.time_weight
@@ -177,7 +177,7 @@ class LatentAttention(_Scored):
         if store is not None and self.fits_decoding(s, table, rule):
             return self.decoded(s, t, table, rule, store)
         latent, latent_t, k_rope = self.compressed(s, t, table)
-        if store is None and kernels.serve(s) and working_dtype(s).itemsize == 2 and self.fits_kernel:
+        if store is None and self.fits_lanes(s):
             return self.leave(*self.kernel_lanes(s, t, latent, latent_t, k_rope, table), rule)
         q, heads = self.queries(s, t, table), self.expand(latent, latent_t).unflatten(-1, (self.heads, -1))
         if store is not None:
@@ -188,17 +188,17 @@ class LatentAttention(_Scored):
         k, space = torch.cat([k_nope, k_rope.expand(-1, self.heads, -1, -1)], dim=-1), self.space
         return self.leave(query_lanes(q, self.scale, space), key_lanes(k, space), value_lanes(v, space), rule)
 
-    @property
-    def fits_kernel(self) -> bool:
-        """Whether `leafward.nn.kernels.latent_lanes` takes this layer: it rotates whole pairs of lanes."""
-        return self.space.curved and self.nope_width % 2 == 0
+    def fits_lanes(self, s: Tensor) -> bool:
+        """Whether the kernel of `kernel_lanes` takes this."""
+        fits = kernels.latent_lanes_fits(self.nope_width, working_dtype(s))
+        return self.space.curved and fits and kernels.serve(s)
 
     def fits_decoding(self, s: Tensor, table: Table, rule: Visible) -> bool:
         """Whether the kernels of `decoded` take this: one token per sequence, without gradients."""
         if s.shape[1] > 1 or not rule.causal or not kernels.serve_inference(s):
             return False
-        pairs = self.rope_width % 2 == 0 and 2 * table[0].shape[-1] <= self.rope_width
-        return pairs and kernels.decoding_fits(self.latent, self.rope_width, working_dtype(s), s.device)
+        narrow = 2 * table[0].shape[-1] <= self.rope_width
+        return narrow and kernels.decoding_fits(self.latent, self.rope_width, working_dtype(s), s.device)
 
     def decoded(self, s: Tensor, t: Tensor | None, table: Table, rule: Visible, store: Store) -> Tensor:
         """One token per sequence (B,1,width) with the cache, by kernels: what `remembered` and `recalled` do."""
@@ -296,7 +296,7 @@ class LatentAttention(_Scored):
         share = wide(share)
         along = (share * times[:, :1]).sum(dim=-1, keepdim=True)
         value = wide(value) + along * column[:, self.nope_width :].mT
-        s, t = centroid(value, (share * times[:, 1 + self.heads :]).sum(dim=-1, keepdim=True), self.space.c)
+        s, t = centroid_of_sum(value, (share * times[:, 1 + self.heads :]).sum(dim=-1, keepdim=True), self.space.c)
         return self.out(s.to(q.dtype).transpose(1, 2).flatten(2), t.transpose(1, 2).flatten(2))
 
     def _expansion(self) -> tuple[Tensor, Tensor | None, Tensor]:

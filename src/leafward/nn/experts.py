@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from leafward.errors import UsageError, need
 from leafward.geometry import Curvature, lorentz
+from leafward.geometry.lorentz import time_of_norm
 from leafward.geometry.scalars import norm, wide
 from leafward.nn import kernels
 from leafward.nn.grouped import affine, collect, grouped_matmul, spread
-from leafward.nn.space import LORENTZ, Space, positive, time_of_norm, working_dtype
+from leafward.nn.space import LORENTZ, Space, positive, working_dtype
 
 Matmul = Callable[[Tensor, Tensor], Tensor]
 """Rows (..., K) times the matrices (E, K, N) of their experts -> (..., N)."""
@@ -50,12 +51,12 @@ class Curvatures(Curvature):
 
 
 class Gate(nn.Module):
-    """Chooses k experts per token: (B,T,n) -> experts (B,T,k), weights (B,T,k) summing to one, balance loss.
+    """Chooses k experts per token: (B,T,n) -> experts (B,T,k), weights (B,T,k) summing to one, balance loss (B).
 
     Equations 13 and 14 of docs/helm.md.
 
     p = softmax(s Gᵀ) in float32; the top k of p + bias are chosen and weighted by p, renormalised. `bias` steers the
-    choice only and is moved by `rebalance`, not by gradients. The balance loss is DeepSeek-V3's, per sequence:
+    choice only and is moved by `rebalance`, not by gradients. The balance loss of a sequence is DeepSeek-V3's,
     Σ_i f_i P_i with f_i the share of choices times E and P_i the mean of p; it is 1 under perfect balance.
     """
 
@@ -88,7 +89,7 @@ class Gate(nn.Module):
         counts = torch.zeros_like(p[:, 0]).scatter_add(1, picks, torch.ones_like(picks, dtype=p.dtype))
         if self.training:
             self.load += counts.detach().sum(dim=0).long()
-        balance = self.experts / picks.shape[1] * (counts * p.mean(dim=1)).sum(dim=-1).mean()
+        balance = self.experts / picks.shape[1] * (counts * p.mean(dim=1)).sum(dim=-1)
         return chosen, weights, balance
 
     @torch.no_grad()
@@ -212,7 +213,7 @@ class ExpertLinear(nn.Module):
 
 
 class MiCE(nn.Module):
-    """Mixture of curvature experts (B,T,n) -> (B,T,n) and the balance loss (see `Gate`); docs/helm.md, eq. 16.
+    """Mixture of curvature experts (B,T,n) -> (B,T,n) and the balance losses (B) (see `Gate`); docs/helm.md, eq. 16.
 
     Every token goes to its k routed experts, none is dropped, and to all shared ones. The output is one Lorentzian
     centroid of all of them, routed experts weighted by the gate and shared ones by one: it does not depend on

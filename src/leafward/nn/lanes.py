@@ -21,8 +21,9 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from leafward.errors import UsageError
-from leafward.geometry.scalars import norm, wide
-from leafward.nn.space import Space, time_of_norm
+from leafward.geometry.lorentz import centroid_of_sum
+from leafward.geometry.scalars import wide
+from leafward.nn.space import Space
 
 BLOCK = 256
 """Queries per step where a mask is needed and no fused kernel takes it by rule: memory is BLOCK × S, never T × S."""
@@ -223,7 +224,7 @@ def centroid_lanes(total: Tensor, e: int, space: Space) -> Tensor:
     o, lane = wide(total), torch.arange(total.shape[-1], device=total.device)
     times = (lane == e) | (lane == e + 1)  # without a lane for the whole number, that lane is zero
     t = torch.where(times, o, 0.0).sum(dim=-1, keepdim=True)
-    s, t = centroid(torch.where(lane < e, o, 0.0), t, space.c)
+    s, t = centroid_of_sum(torch.where(lane < e, o, 0.0), t, space.c)
     return torch.where(lane == e, t, s).to(total.dtype)
 
 
@@ -263,22 +264,6 @@ def pad_lanes(lanes: list[Tensor], least: int = 0) -> Tensor:
     if target == width:
         return torch.cat(lanes, dim=-1)
     return torch.cat([*lanes, lanes[0].new_zeros(*lanes[0].shape[:-1], target - width)], dim=-1)
-
-
-def centroid(total: Tensor, t: Tensor, c: float) -> tuple[Tensor, Tensor]:
-    """A weighted sum [t; total] of points, weights summing to one, scaled back to the hyperboloid: (..., e), (..., 1)
-    -> (..., e), (..., 1).
-
-    −⟨o,o⟩_L = t² − |o|² cancels, and its terms arrive rounded to the type of the product. The exact bound
-    −⟨o,o⟩_L >= 1/c (equality where all points are one) takes the place of an arbitrary eps: in bfloat16 the sign
-    itself can come out wrong. Only the sums are known here, so the form of the geometry module, which sums over
-    points, is out of reach.
-    """
-    o, t = wide(total), wide(t)
-    reach = norm(o)
-    squared = ((t - reach) * (t + reach)).clamp_min(1.0 / c)
-    shrink = torch.rsqrt(c * squared)
-    return (o * shrink).to(total.dtype), time_of_norm(reach * shrink, c)
 
 
 def dispatch(q: Tensor, k: Tensor, v: Tensor, rule: Visible) -> Tensor:

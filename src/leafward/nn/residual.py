@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from leafward.errors import UsageError
+from leafward.geometry.lorentz import time_of_norm
 from leafward.geometry.scalars import norm, tiny, wide
 from leafward.nn import kernels
 from leafward.nn.norm import RMSNorm
-from leafward.nn.space import LORENTZ, Space, time_of_norm, working_dtype
+from leafward.nn.space import LORENTZ, Space, working_dtype
 
 
 def weighted_sum(x: Tensor, y: Tensor, weight: float | Tensor, c: float) -> Tensor:

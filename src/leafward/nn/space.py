@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from leafward.errors import UsageError, nearest
+from leafward.geometry.lorentz import time_of_norm
 from leafward.geometry.scalars import norm, wide
 
 GEOMETRIES = ("lorentz", "euclidean")
@@ -51,11 +52,6 @@ class Space:
 
 
 LORENTZ = Space()
-
-
-def time_of_norm(length: Tensor, c: float | Tensor) -> Tensor:
-    """√(1/c + |s|²) from |s|."""
-    return torch.sqrt(1.0 / c + length * length)
 
 
 def working_dtype(x: Tensor) -> torch.dtype:

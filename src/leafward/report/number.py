@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from decimal import Decimal
 from typing import Any
 
@@ -253,3 +253,9 @@ def _fixed(x: float, decimals: int) -> str:
     if not text.strip("-0."):
         text = text.lstrip("-")
     return text.replace("-", "−")
+
+
+def with_twins_named(found: Iterable[Number], geometry: str | None) -> list[Number]:
+    """Numbers of models of `geometry`, the twin called what it is: flat where ours is curved, and the other way."""
+    name = "Lorentz twin" if geometry == "euclidean" else "Euclidean twin"
+    return [replace(number, twin_name=name) for number in found]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from leafward.engine.layout import is_run
 from leafward.errors import DataError, UsageError
 from leafward.report.number import Number
 from leafward.report.page import flatten
@@ -48,7 +49,7 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     path = Path(path)
     if not path.is_dir():
         raise DataError(f"{path} is not a run directory: " + ("it is a file" if path.exists() else "it does not exist"))
-    if not (path / "config.yaml").is_file():
+    if not is_run(path):
         raise DataError(f"{path} is not a run directory: it has no config.yaml")
     notes: list[str] = []
     environment = read_json(path / "env.json")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.optimize as opt
 
-from leafward.scaling import choose_range, compare_laws, fit_power_law, fit_ranges, leave_largest_out
+from leafward.stats.power_laws import choose_range, compare_laws, fit_power_law, fit_ranges, leave_largest_out
 
 X = 2.0 ** np.arange(3, 11)
 LAWS = {

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from leafward.scaling import fit_joint_law, fit_power_law
+from leafward.stats.power_laws import fit_joint_law, fit_power_law
 
 WIDTHS = np.array([10, 15, 25, 39, 63, 100.0])
 REPEATS = 200

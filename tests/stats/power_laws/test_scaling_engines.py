@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import f as f_distribution
 
-from leafward.scaling import fit_joint_law, fit_power_law
-from leafward.scaling.huber import DELTA, Objective, fit_huber
-from leafward.scaling.separable import Design, best_fit, nnls, project
+from leafward.stats.power_laws import fit_joint_law, fit_power_law
+from leafward.stats.power_laws.huber import DELTA, Objective, fit_huber
+from leafward.stats.power_laws.separable import Design, best_fit, nnls, project
 
 WIDTHS = np.array([10, 15, 25, 39, 63, 100.0])
 

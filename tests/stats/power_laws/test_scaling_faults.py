@@ -5,9 +5,9 @@ import pytest
 import scipy.optimize as opt
 from scipy.stats import linregress
 
-from leafward.scaling import fit_joint_law, fit_power_law, fit_width
-from leafward.scaling.huber import DELTA, Objective, fit_huber
-from leafward.scaling.separable import Design
+from leafward.stats.power_laws import fit_joint_law, fit_power_law, fit_width
+from leafward.stats.power_laws.huber import DELTA, Objective, fit_huber
+from leafward.stats.power_laws.separable import Design
 
 # The 27 models of "Superposition Yields Robust Neural Scaling" (arXiv 2505.10465): OPT, Qwen2.5, GPT-2, Pythia.
 FAMILY_WIDTHS = {

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from leafward.errors import DataError, UsageError
-from leafward.scaling import (
+from leafward.stats.power_laws import (
     choose_range,
     compare_laws,
     fit_joint_law,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.stats import linregress
 
-import leafward.scaling as scaling
-from leafward.scaling import fit_joint_law, fit_power_law, fit_width
+import leafward.stats.power_laws as scaling
+from leafward.stats.power_laws import fit_joint_law, fit_power_law, fit_width
 
 WIDTHS = np.array([10, 15, 25, 39, 63, 100.0])
 METHODS = ("varpro", "huber")
@@ -166,9 +166,9 @@ def test_same_seed_same_interval_other_seed_other():
 
 def test_importing_the_package_needs_neither_numpy_nor_scipy():
     code = (
-        "import sys, leafward.scaling\n"
+        "import sys, leafward.stats.power_laws\n"
         "assert not {'numpy', 'scipy', 'torch'} & set(sys.modules)\n"
-        "from leafward.scaling import fit_power_law, compare_laws, fit_ranges, fit_width\n"
+        "from leafward.stats.power_laws import fit_power_law, compare_laws, fit_ranges, fit_width\n"
         "assert not {'scipy', 'torch'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -177,6 +177,6 @@ def test_importing_the_package_needs_neither_numpy_nor_scipy():
 def test_every_public_name_exists():
     assert set(scaling.__all__) == set(dir(scaling))
     for name in scaling.__all__:
-        assert getattr(scaling, name).__module__.startswith("leafward.scaling.")
+        assert getattr(scaling, name).__module__.startswith("leafward.stats.power_laws.")
     with pytest.raises(AttributeError, match="fit_powerlaw"):
         scaling.fit_powerlaw  # noqa: B018

@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pytest
 
-from leafward.scaling import fit_joint_law, fit_power_law
+from leafward.stats.power_laws import fit_joint_law, fit_power_law
 
 # Table A9 of Hoffmann et al. (2022): millions of parameters, d_model, key size, heads, layers.
 SHAPES = np.array(

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leafward.errors import UsageError
-from leafward.nn.cluster_mixer import ClusterMixer, Layout, LorentzSimilarity, Windows
+from leafward.systems.hcformer.mixer import ClusterMixer, Layout, LorentzSimilarity, Windows
 
 CPU = torch.device("cpu")
 

@@ -4,10 +4,10 @@ import pytest
 import timm
 import torch
 
-import leafward.models
+import leafward.systems.hcformer.model
 from leafward.errors import UsageError
-from leafward.models import HCFormer
-from leafward.models.hcformer import PUBLISHED_PARAMETERS
+from leafward.systems.hcformer import HCFormer
+from leafward.systems.hcformer.model import PUBLISHED_PARAMETERS
 
 NAMES = timm.list_models("hcformer*")
 variants = pytest.mark.parametrize("name", NAMES)
@@ -263,7 +263,7 @@ def test_assignments_are_those_of_the_forward_pass():
 
 def test_models_import_names_what_is_missing():
     with pytest.raises(AttributeError, match="no attribute 'HCFormr'"):
-        leafward.models.HCFormr  # noqa: B018
+        leafward.systems.HCFormr  # noqa: B018
 
 
 def test_layouts_serve_inference_and_training():
@@ -288,7 +288,7 @@ def test_width_of_the_third_stage_is_aligned():
 def test_feed_forward_keeps_one_hidden_layer():
     """Of the units before and after GELU only the former stay for the way back; gradients are the usual ones."""
     torch.manual_seed(0)
-    layer = leafward.models.hcformer.FeedForward(8, 64)
+    layer = leafward.systems.hcformer.model.FeedForward(8, 64)
     x = torch.randn(4, 8, requires_grad=True)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(tuple(t.shape)) or t, lambda t: t):

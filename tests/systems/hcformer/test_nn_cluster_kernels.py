@@ -5,7 +5,7 @@ import torch
 from torch._subclasses import FakeTensor, FakeTensorMode
 
 from leafward.nn import kernels
-from leafward.nn.cluster_mixer import ClusterMixer, Layout, OffsetBias, Windows
+from leafward.systems.hcformer.mixer import ClusterMixer, Layout, OffsetBias, Windows
 
 
 def projected(module: ClusterMixer, x: torch.Tensor) -> torch.Tensor:

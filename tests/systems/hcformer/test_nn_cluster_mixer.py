@@ -9,8 +9,7 @@ from scipy.interpolate import RegularGridInterpolator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from leafward.errors import UsageError
-from leafward.geometry import lorentz
-from leafward.nn.cluster_mixer import (
+from leafward.systems.hcformer.mixer import (
     ClusterMixer,
     CosineSimilarity,
     Layout,
@@ -18,7 +17,6 @@ from leafward.nn.cluster_mixer import (
     OffsetBias,
     Windows,
     exchange,
-    tangent_distances,
 )
 
 DIM, HEADS, HEAD_DIM = 6, 2, 3
@@ -232,32 +230,6 @@ def test_gradient_is_finite_at_zero_and_at_equal_points(similarity):
     similarity(tokens, centres).sum().backward()
     for tensor in (tokens, centres, *similarity.parameters()):
         assert tensor.grad.isfinite().all()
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
-@pytest.mark.parametrize("radius", [1e-3, 1.0, 2.5])
-@pytest.mark.parametrize("c", [0.3, 1.0, 4.0])
-def test_distances_of_tangents_are_those_of_their_points(dtype, tolerance, radius, c):
-    """Against the exponential map and the distance of the geometry, in float64."""
-    generator = torch.Generator().manual_seed(1)
-    u, v = (radius * torch.randn(2, n, 3, generator=generator, dtype=dtype) for n in (5, 4))
-    v[:, 0] = u[:, 0]  # equal points are at distance zero
-    v[:, 1] = -2.0 * u[:, 1]
-    points = [lorentz.expmap0(z.double(), c) for z in (u, v)]
-    expected = lorentz.dist(points[0].unsqueeze(2), points[1].unsqueeze(1), c)
-    found = tangent_distances(u, v, c)
-    assert found.dtype == dtype
-    # Between equal points a rounding of the angle by 1e-16 counts as its root, times the sinh of their radius.
-    farthest = math.cosh(c**0.5 * float(u.norm(dim=-1).max()))
-    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance * radius + 2e-8 * farthest)
-
-
-def test_distances_of_far_tangents_saturate_and_keep_finite_gradients():
-    u = torch.tensor([[1e3, 0.0], [1e30, 1e30], [0.0, 0.0]], requires_grad=True)
-    distances = tangent_distances(u, u, 1.0)
-    distances.sum().backward()
-    assert torch.isfinite(distances).all()
-    assert torch.isfinite(u.grad).all()
 
 
 def test_no_tensor_of_all_products():

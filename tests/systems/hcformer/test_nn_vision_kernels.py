@@ -6,9 +6,10 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from leafward.models.hcformer import Block
-from leafward.nn import kernels
-from leafward.nn.cluster_mixer import ClusterMixer, Windows
+from leafward.nn import kernels as nn_kernels
+from leafward.systems.hcformer import kernels
+from leafward.systems.hcformer.mixer import ClusterMixer, Windows
+from leafward.systems.hcformer.model import Block
 
 H200, RTX_4090 = 227 * 1024, 99 * 1024  # bytes of shared memory that a program can have
 
@@ -31,7 +32,7 @@ class Seen(TorchDispatchMode):
 def test_blocks_go_by_kernels_on_a_cuda_device(monkeypatch, dtype, mlp):
     """Forward, by the shapes alone, which needs no device."""
     pytest.importorskip("triton")
-    monkeypatch.setattr(kernels, "_shared_memory", lambda device: H200)
+    monkeypatch.setattr(nn_kernels, "shared_memory", lambda device: H200)
     with FakeTensorMode(), torch.device("cuda"), Seen() as seen:
         layer = Block(ClusterMixer(32, 2, 16, Windows(side=4), 2, 2), 32, 8.0, 0.0, 0.5)
         for part in layer.modules():  # Module.to() cannot: it swaps tensors, which fakes do not allow
@@ -50,7 +51,7 @@ def test_kernels_leave_what_the_memory_of_a_multiprocessor_does_not_hold(monkeyp
     """Bounds by what the compiler needs: 289 KB for 256 tokens of 32 channels in float32, 152 KB in bfloat16."""
     device = torch.device("cuda", 0)
     for memory, fits in ((H200, (True, True, False)), (RTX_4090, (True, False, False))):
-        monkeypatch.setattr(kernels, "_shared_memory", lambda device, memory=memory: memory)
+        monkeypatch.setattr(nn_kernels, "shared_memory", lambda device, memory=memory: memory)
         sizes = ((64, torch.float32), (256, torch.bfloat16), (256, torch.float32))
         assert tuple(kernels.cluster_fits(n, 16, 32, dtype, device) for n, dtype in sizes) == fits
         assert kernels.mlp_fits(64, 512, torch.bfloat16, device)

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-ORACLE = Path(__file__).resolve().parents[3] / "shared" / "oracles" / "helm.safetensors"
+ORACLE = Path(__file__).resolve().parents[4] / "shared" / "oracles" / "helm.safetensors"
 
 
 @pytest.fixture(scope="session")

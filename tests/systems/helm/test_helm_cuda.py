@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import StaticCache
 
-from leafward.models import HelmConfig, HelmForCausalLM
 from leafward.nn import kernels
+from leafward.systems.helm import HelmConfig, HelmForCausalLM
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

@@ -7,10 +7,12 @@ import pytest
 import torch
 import transformers
 
+from leafward import register
 from leafward.errors import UsageError
-from leafward.models import HelmConfig, HelmForCausalLM
-from leafward.models.helm import PRESETS
 from leafward.nn import Gate
+from leafward.systems.helm import PRESETS, HelmConfig, HelmForCausalLM
+
+register("transformers")
 
 TINY = ["helm-d-tiny", "helm-mice-tiny"]
 BOTH = ["lorentz", "euclidean"]

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from leafward.models import HelmConfig, HelmForCausalLM
 from leafward.nn import Linear
+from leafward.systems.helm import HelmConfig, HelmForCausalLM
 
 TOLERANCE = 1e-6  # for values; the reference is float32, and its gradients carry that through the whole depth
 HEADS, WIDTH, HIDDEN = 4, 67, 271

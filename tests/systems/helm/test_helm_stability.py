@@ -6,7 +6,7 @@ import pytest
 import torch
 
 pytest.importorskip("transformers")
-from leafward.models import HelmConfig, HelmForCausalLM
+from leafward.systems.helm import HelmConfig, HelmForCausalLM
 
 PUBLISHED_RATE = 4e-4
 STEPS = 2000

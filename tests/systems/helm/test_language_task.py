@@ -12,15 +12,24 @@ import tokenizers
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import leafward.models  # noqa: F401  (registers HELM with the Auto classes)
+import leafward
+from leafward.data.text import prepare
 from leafward.engine import LoopConfig, OptimConfig, RunDirectory, fit, parameter_groups
 from leafward.errors import DataError, LeafwardError, UsageError
-from leafward.intervals import mean_interval
-from leafward.models import HelmConfig, HelmForCausalLM
 from leafward.nn import Gate
-from leafward.tasks.language import LanguageTask, load_model, prepare, run_tasks, sample, save_model, score
-from leafward.tasks.language.scoring import Scores, paired, ratio
-from leafward.tasks.language.throughput import MeteredRun, flops_per_token, speed
+from leafward.stats.intervals import mean_interval
+from leafward.systems.helm import (
+    HelmConfig,
+    HelmForCausalLM,
+    LanguageTask,
+    load_model,
+    run_tasks,
+    sample,
+    save_model,
+    score,
+)
+from leafward.systems.helm.scoring import Scores, paired, ratio
+from leafward.systems.helm.throughput import MeteredRun, flops_per_token, speed
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 
@@ -234,6 +243,7 @@ def test_a_saved_model_is_a_hugging_face_folder(corpus, trained, tmp_path):
     for _ in range(2):  # the second replaces the first
         save_model(model, corpus.tokenizer, tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    leafward.register()
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     assert type(loaded) is HelmForCausalLM
@@ -253,6 +263,9 @@ def test_a_saved_model_is_a_hugging_face_folder(corpus, trained, tmp_path):
     (tmp_path / "other" / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(DataError, match="holds a model of type 'llama', not 'helm'"):
         load_model(tmp_path / "other")
+    with pytest.raises(DataError, match=r"model\.safetensors is damaged: its hash is"):
+        load_model(tmp_path / "model")
+    (tmp_path / "model" / "SHA256SUMS").unlink()
     with pytest.raises(DataError, match="cannot load the model in"):
         load_model(tmp_path / "model")
 
@@ -309,6 +322,54 @@ def test_lm_eval_scores_a_saved_model(corpus, trained, tmp_path):
     (tmp_path / "tasks" / "rows.jsonl").unlink()
     with pytest.raises(LeafwardError, match="lm-eval cannot run the task 'next_number'"):
         run_tasks(model, tokenizer, folder=folder)
+
+
+def test_lm_eval_gives_the_standard_error_of_a_share(corpus, trained, tmp_path):
+    """The model knows every next number (above); the key is wrong for 4 of 13 questions."""
+    pytest.importorskip("lm_eval")
+    folder = task_folder(tmp_path / "tasks")
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    keyed = [{**rows[n % 5], "key": int(n in (2, 3, 7, 11))} for n in range(13)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in keyed))
+    task = folder / "next.yaml"
+    task.write_text(task.read_text().replace("doc_to_target: 0", "doc_to_target: key"))
+    (row,) = run_tasks(trained[0], corpus.tokenizer, folder=folder)
+    share = 9 / 13
+    assert row["value"] == pytest.approx(share)
+    assert row["stderr"] == pytest.approx(math.sqrt(share * (1 - share) / 12))
+    (alone,) = run_tasks(trained[0], corpus.tokenizer, folder=folder, limit=1)
+    assert alone["stderr"] is None, "one example has no spread"
+
+
+def test_lm_eval_gives_the_standard_error_of_a_perplexity(corpus, trained, tmp_path, capsys, monkeypatch):
+    """By the bootstrap, against the delta method on log-likelihoods of our own; what it prints stays off stdout."""
+    pytest.importorskip("lm_eval")
+    monkeypatch.delenv("DISABLE_MULTIPROC", raising=False)
+    folder = task_folder(tmp_path / "tasks")
+    rows = [{"question": " ".join(WORDS[n : n + k]), "right": WORDS[n + k]} for k in (1, 2, 3, 4) for n in range(8 - k)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = (folder / "next.yaml").read_text().splitlines()
+    lines = [line for line in lines if not line.startswith(("doc_to_choice", "doc_to_target", "metric_list", "output"))]
+    lines += ["output_type: loglikelihood", 'doc_to_target: " {{right}}"']
+    lines += ["metric_list: [{metric: perplexity, aggregation: perplexity, higher_is_better: false}]"]
+    (folder / "next.yaml").write_text("\n".join(lines))
+    (row,) = run_tasks(trained[0], corpus.tokenizer, folder=folder)
+    likelihoods = np.array([log_likelihood(trained[0], corpus.tokenizer, each) for each in rows])
+    perplexity = math.exp(-likelihoods.mean())
+    assert row["value"] == pytest.approx(perplexity, rel=1e-4)
+    spread = perplexity * likelihoods.std(ddof=1) / math.sqrt(len(rows))
+    assert row["stderr"] == pytest.approx(spread, rel=0.3)
+    assert capsys.readouterr().out == ""
+    assert "DISABLE_MULTIPROC" not in os.environ
+
+
+def log_likelihood(model, tokenizer, row):
+    """Of the answer after a space, given the question."""
+    given = len(tokenizer(row["question"]).input_ids)
+    tokens = torch.tensor([tokenizer(f"{row['question']} {row['right']}").input_ids])
+    with torch.no_grad():
+        scores = model(input_ids=tokens).logits[0].double().log_softmax(-1)
+    return float(sum(scores[i - 1, tokens[0, i]] for i in range(given, tokens.shape[1])))
 
 
 @pytest.mark.slow

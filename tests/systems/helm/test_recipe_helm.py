@@ -1,5 +1,6 @@
 """The HELM recipe from text to report: one model, twins, resuming, ranks, evaluation, samples, refusals."""
 
+import dataclasses
 import io
 import json
 import os
@@ -7,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,13 +17,18 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from leafward.commands.evaluate import parse as choose
-from leafward.commands.train import parse
-from leafward.engine import Interrupted, LoopConfig, OptimConfig, save_yaml
+import leafward
+from leafward.cli import data_tokens as tokenise
+from leafward.cli.evaluate import parse as choose
+from leafward.cli.train import parse
+from leafward.config import checked, replace, save_yaml
+from leafward.data.text import train_tokenizer
+from leafward.engine import Interrupted, LoopConfig, OptimConfig
 from leafward.errors import DataError, UsageError
-from leafward.recipes import _helm_train, evaluate_language, evaluate_sample, helm
-from leafward.recipes import data_tokens as tokenise
-from leafward.tasks.language import LanguageTask, train_tokenizer
+from leafward.systems.helm import LanguageTask, evaluate_sample
+from leafward.systems.helm import config as helm
+from leafward.systems.helm import evaluate as evaluate_language
+from leafward.systems.helm import train as train_helm
 
 LOOP = LoopConfig(steps=6, batch_size=4, eval_every=3, checkpoint_every=2, log_every=1, device="cpu")
 # A large eps: with the usual one a gradient that is zero but for rounding moves a weight by the whole learning rate.
@@ -67,7 +72,7 @@ def assert_same(out, reference):
 @pytest.fixture(scope="module")
 def finished(data, tmp_path_factory):
     out = tmp_path_factory.mktemp("finished") / "run"
-    return out, helm.run(config(data, model="helm-mice-tiny", prompt="The fox"), out)
+    return out, train_helm.run(config(data, model="helm-mice-tiny", prompt="The fox"), out)
 
 
 def test_a_run_leaves_a_model_its_numbers_and_a_page(finished):
@@ -79,6 +84,7 @@ def test_a_run_leaves_a_model_its_numbers_and_a_page(finished):
     assert numbers["tokens per second"]["value"] > 0
     evaluated = [line["eval/loss"] for line in kept(out)[0] if "eval/loss" in line]
     assert numbers["held-out loss"]["value"] == pytest.approx(evaluated[-1], rel=1e-5)
+    leafward.register("transformers")
     model = AutoModelForCausalLM.from_pretrained(out / "model")
     assert sum(p.numel() for p in model.parameters()) == result["members"][0]["parameters"]
     logged = kept(out)[0][-2]
@@ -104,16 +110,22 @@ def test_a_stopped_run_goes_on_bit_for_bit(data, finished, tmp_path, monkeypatch
     monkeypatch.setattr(LanguageTask, "loss", stopping)
     same = config(data, model="helm-mice-tiny", prompt="The fox")
     with pytest.raises(Interrupted):
-        helm.run(same, tmp_path / "run")
+        train_helm.run(same, tmp_path / "run")
     monkeypatch.setattr(LanguageTask, "loss", whole)
     with pytest.raises(UsageError, match="unfinished run; use --resume"):
-        helm.run(same, tmp_path / "run")
+        train_helm.run(same, tmp_path / "run")
     with pytest.raises(UsageError, match=r"optim\.lr"):
-        helm.run(replace(same, optim=replace(OPTIM, lr=1e-3)), tmp_path / "run", resume=True)
-    helm.run(same, tmp_path / "run", resume=True)
+        train_helm.run(replace(same, optim=replace(OPTIM, lr=1e-3)), tmp_path / "run", resume=True)
+    train_helm.run(same, tmp_path / "run", resume=True)
     assert_same(tmp_path / "run", finished[0])
     with pytest.raises(UsageError, match="finished run"):
-        helm.run(same, tmp_path / "run", resume=True)
+        train_helm.run(same, tmp_path / "run", resume=True)
+    (tmp_path / "run" / "report.html").unlink()  # as a kill after result.json leaves it
+    again = train_helm.run(same, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "report.html").is_file()
+    assert again["headline"][:3] == finished[1]["headline"][:3]
+    assert_same(tmp_path / "run", finished[0])
+    assert not (tmp_path / "run" / "lock.json").exists()
 
 
 def test_changed_data_is_refused_on_resume(tmp_path, monkeypatch):
@@ -123,12 +135,12 @@ def test_changed_data_is_refused_on_resume(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(_helm_train, "fit", interrupted)
+        patch.setattr(train_helm, "fit", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            helm.run(config(tmp_path / "a.txt"), tmp_path / "run")
+            train_helm.run(config(tmp_path / "a.txt"), tmp_path / "run")
     (tmp_path / "a.txt").write_text("The hare met the owl. " * 40)
     with pytest.raises(DataError, match="has changed since"):
-        helm.run(config(tmp_path / "a.txt"), tmp_path / "run", resume=True)
+        train_helm.run(config(tmp_path / "a.txt"), tmp_path / "run", resume=True)
 
 
 def test_twins_see_the_same_data_in_the_same_order(data, tmp_path, monkeypatch):
@@ -142,7 +154,7 @@ def test_twins_see_the_same_data_in_the_same_order(data, tmp_path, monkeypatch):
         return whole(self, model, batch)
 
     monkeypatch.setattr(LanguageTask, "loss", watching)
-    result = helm.run(config(data, twin=True, seeds=2, loop=replace(LOOP, steps=3)), tmp_path / "run")
+    result = train_helm.run(config(data, twin=True, seeds=2, loop=replace(LOOP, steps=3)), tmp_path / "run")
     runs = list(seen.values())
     assert [geometry for geometry, _ in runs] == ["lorentz", "lorentz", "euclidean", "euclidean"]
     assert runs[0][1] == runs[2][1]
@@ -178,8 +190,8 @@ def test_a_twin_run_goes_on_with_the_members_that_are_left(data, tmp_path, monke
 
     monkeypatch.setattr(LanguageTask, "loss", stopping)
     with pytest.raises(Interrupted):
-        helm.run(config(data, twin=True), tmp_path / "run")
-    result = helm.run(config(data, twin=True), tmp_path / "run", resume=True)
+        train_helm.run(config(data, twin=True), tmp_path / "run")
+    result = train_helm.run(config(data, twin=True), tmp_path / "run", resume=True)
     assert len(result["members"]) == 2
     assert calls.count("lorentz") == 6  # the first member was not trained again
     assert result["headline"][3]["name"] == "difference in held-out loss"
@@ -211,7 +223,7 @@ def test_evaluation_of_a_run_and_of_a_model(finished, data, tmp_path):
 def test_an_unknown_task_is_refused_before_the_scoring(finished, tmp_path, monkeypatch):
     pytest.importorskip("lm_eval")
     (tmp_path / "tasks").mkdir()
-    monkeypatch.setattr("leafward.tasks.language.score", lambda *_, **__: pytest.fail("scored first"))
+    monkeypatch.setattr("leafward.systems.helm.score", lambda *_, **__: pytest.fail("scored first"))
     with pytest.raises(UsageError, match="holds no YAML file"):
         evaluate(finished[0], task_folder=tmp_path / "tasks")
 
@@ -231,8 +243,10 @@ def test_sampling(finished):
     found = evaluate_sample.run(args, Console(file=file, width=200))
     assert file.getvalue().startswith("The [fox] " + found["text"][:1])
     with pytest.raises(UsageError, match="context is 32"):
-        evaluate_sample.run(replace(args, tokens=40), Console(file=file))
-    assert evaluate_sample.run(replace(args, tokens=None), Console(file=file))["text"], "as many as there is room for"
+        evaluate_sample.run(dataclasses.replace(args, tokens=40), Console(file=file))
+    assert evaluate_sample.run(dataclasses.replace(args, tokens=None), Console(file=file))["text"], (
+        "as many as there is room for"
+    )
 
 
 def test_refusals_leave_nothing_behind(data, tmp_path):
@@ -252,7 +266,7 @@ def test_refusals_leave_nothing_behind(data, tmp_path):
     ]
     for wrong, kind, words in cases:
         with pytest.raises(kind, match=words):
-            helm.run(wrong, tmp_path / "run")
+            train_helm.run(wrong, tmp_path / "run")
         assert not (tmp_path / "run").exists()
 
 
@@ -261,23 +275,24 @@ def test_refusals_leave_nothing_behind(data, tmp_path):
 )
 def test_wrong_settings_are_named(field, value):
     with pytest.raises(UsageError, match=f"{field} must be"):
-        helm.Config(**{field: value})
+        checked(helm.Config, {field: value})
 
 
 def test_the_vocabulary_follows_the_tokenizer_and_overwrite_replaces(data, tmp_path):
     train_tokenizer(["some words, and many more of them"], 280).save_pretrained(tmp_path / "tokenizer")
     sized = config(data, tokenizer=str(tmp_path / "tokenizer"), vocab_size=None, loop=replace(LOOP, steps=1))
-    helm.run(sized, tmp_path / "run")
+    train_helm.run(sized, tmp_path / "run")
+    leafward.register("transformers")
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model").config.vocab_size == 320
     with pytest.raises(UsageError, match="finished run; use --overwrite"):
-        helm.run(replace(sized, geometry="euclidean"), tmp_path / "run")
-    helm.run(replace(sized, geometry="euclidean"), tmp_path / "run", overwrite=True)
+        train_helm.run(replace(sized, geometry="euclidean"), tmp_path / "run")
+    train_helm.run(replace(sized, geometry="euclidean"), tmp_path / "run", overwrite=True)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model").config.geometry == "euclidean"
 
 
 def test_a_single_held_out_window_has_no_interval(tmp_path):
     (tmp_path / "a.txt").write_text("The fox met the owl. " * 10)
-    result = helm.run(config(tmp_path / "a.txt", loop=replace(LOOP, steps=1)), tmp_path / "run")
+    result = train_helm.run(config(tmp_path / "a.txt", loop=replace(LOOP, steps=1)), tmp_path / "run")
     assert result["headline"][0]["interval"] is None
     assert result["headline"][0]["note"] == "no interval: too few held-out windows"
 
@@ -288,13 +303,13 @@ def test_gaps_in_the_numbers_of_a_tokenizer_have_rows_too(data, tmp_path):
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     backend.save(str(tmp_path / "gaps.json"))
     given = config(data, tokenizer=str(tmp_path / "gaps.json"), vocab_size=None, loop=replace(LOOP, steps=1))
-    helm.run(given, tmp_path / "run")
+    train_helm.run(given, tmp_path / "run")
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model").config.vocab_size == 960
 
 
 def test_patience_publishes_the_best_weights(data, tmp_path):
     loop = replace(LOOP, steps=6, eval_every=1, patience=2, checkpoint_every=100)
-    result = helm.run(config(data, loop=loop, optim=OptimConfig(lr=0.3)), tmp_path / "run")
+    result = train_helm.run(config(data, loop=loop, optim=OptimConfig(lr=0.3)), tmp_path / "run")
     evaluated = [line["eval/loss"] for line in kept(tmp_path / "run")[0] if "eval/loss" in line]
     assert result["headline"][0]["value"] == pytest.approx(min(evaluated), rel=1e-5)
 
@@ -302,9 +317,9 @@ def test_patience_publishes_the_best_weights(data, tmp_path):
 def test_tokens_can_be_made_beforehand(data, tmp_path, monkeypatch):
     args = tokenise.Args(data, tmp_path / "cache", vocab_size=320, validation=0.2)
     made = tokenise.run(args, Console(file=io.StringIO()))
-    monkeypatch.setattr("leafward.tasks.language.corpus._build", lambda *_: pytest.fail("tokenised twice"))
+    monkeypatch.setattr("leafward.data.text.corpus._build", lambda *_: pytest.fail("tokenised twice"))
     loop = replace(LOOP, steps=1)
-    helm.run(config(data, cache=tmp_path / "cache", loop=loop), tmp_path / "run")
+    train_helm.run(config(data, cache=tmp_path / "cache", loop=loop), tmp_path / "run")
     assert not (tmp_path / "run" / "tokens").exists()
     assert json.loads((tmp_path / "run" / "data.json").read_text())["folder"] == made["folder"]
 
@@ -320,11 +335,12 @@ def test_the_command_line_knows_presets_and_engine_flags():
 RANK = """
 import sys
 from pathlib import Path
-from leafward.engine import load_yaml
-from leafward.recipes import helm
+from leafward.config import load_yaml
+from leafward.systems.helm import config as helm
+from leafward.systems.helm import train as train_helm
 out = Path(sys.argv[1])
 settings = load_yaml(helm.Config, out / "config.yaml")
-helm.run(settings, out / "run")
+train_helm.run(settings, out / "run")
 """
 
 

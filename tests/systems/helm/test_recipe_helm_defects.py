@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from leafward.commands import train
+from leafward.cli import train
 from leafward.engine import parameter_groups
 from leafward.errors import UsageError
-from leafward.models import HelmConfig, HelmForCausalLM
+from leafward.systems.helm import HelmConfig, HelmForCausalLM
 
 
 def test_the_word_false_does_not_switch_a_flag_on() -> None:
@@ -56,7 +56,8 @@ def test_decay_spares_temperatures_residual_weights_and_curvatures() -> None:
 def test_the_harness_shows_the_model_the_prompt_as_it_is(tmp_path: Path) -> None:
     """Published: a full stop is appended to every context that does not end in one, so that "Answer:" is "Answer:."."""
     pytest.importorskip("lm_eval")
-    from leafward.tasks.language import prepare, run_tasks
+    from leafward.data.text import prepare
+    from leafward.systems.helm import run_tasks
 
     (tmp_path / "data.jsonl").write_text("".join(json.dumps({"text": f"{n} and {n + 1}."}) + "\n" for n in range(20)))
     corpus = prepare(tmp_path / "data.jsonl", tmp_path / "cache", vocab_size=280, validation=0.2)

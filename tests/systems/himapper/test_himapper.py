@@ -10,13 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import leafward.models  # noqa: F401  (registers HCFormer)
+import leafward
 from leafward.engine import parameter_groups
 from leafward.errors import UsageError
-from leafward.models import HiMapper
-from leafward.models.himapper.mapper import Attention
+from leafward.systems.himapper import HiMapper
+from leafward.systems.himapper.mapper import Attention
 
 timm = pytest.importorskip("timm")
+
+leafward.register("timm")
 
 SMALL: dict[str, Any] = {"leaves": 8, "levels": 3, "dim": 16, "heads": 2}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -430,7 +432,7 @@ def test_the_outline_alone_can_be_made() -> None:
 def test_imports_without_timm_and_transformers() -> None:
     program = (
         "import sys; sys.modules['timm'] = sys.modules['transformers'] = None\n"
-        "from leafward.models import HiMapper; print(HiMapper.__name__)"
+        "from leafward.systems.himapper import HiMapper; print(HiMapper.__name__)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip() == "HiMapper", done.stderr

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from leafward.models.himapper.loss import HierarchyContrast
-from leafward.models.himapper.mapper import HierarchyMapper
-from leafward.models.himapper.tree import TreeShape
+from leafward.systems.himapper.loss import HierarchyContrast
+from leafward.systems.himapper.mapper import HierarchyMapper
+from leafward.systems.himapper.tree import TreeShape
 
 DIM = 16
 
@@ -64,7 +64,7 @@ def test_minus_log_of_a_mean_overlooks_a_node_in_the_wrong_place() -> None:
     distances = torch.full((1, shape.nodes, shape.nodes), 9.0)
     distances[0, torch.arange(len(parents)), parents] = 0.5
     worse = distances.clone()
-    worse[0, 0, parents[0]] = 60.0
+    worse[0, 0, parents[1]] = 60.0
 
     def ratios(d: Tensor) -> Tensor:
         found = []

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from leafward.errors import UsageError
-from leafward.models import HiMapper
+from leafward.systems.himapper import HiMapper
 
 timm = pytest.importorskip("timm")
 

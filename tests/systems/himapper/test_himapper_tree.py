@@ -10,9 +10,9 @@ from torch.distributions import Normal, kl_divergence
 
 from leafward.errors import UsageError
 from leafward.geometry import Curvature, Euclidean, Lorentz, Manifold
-from leafward.models.himapper.loss import HierarchyContrast, HierarchyLosses
-from leafward.models.himapper.mapper import CURVATURE_BOUNDS, HierarchyMapper
-from leafward.models.himapper.tree import GaussianTree, TreeShape
+from leafward.systems.himapper.loss import HierarchyContrast, HierarchyLosses
+from leafward.systems.himapper.mapper import CURVATURE_BOUNDS, HierarchyMapper
+from leafward.systems.himapper.tree import GaussianTree, TreeShape
 
 
 def random_tree(mixture: str = "sample", leaves: int = 8, levels: int = 3, dim: int = 5) -> GaussianTree:
@@ -280,7 +280,7 @@ def test_curvature_is_learned_within_its_bounds() -> None:
 
 
 def test_the_weights_of_the_losses() -> None:
-    losses = HierarchyLosses(torch.tensor(2.0), torch.tensor(3.0))
+    losses = HierarchyLosses(torch.tensor(2.0), torch.tensor(3.0), torch.tensor([1.0, 3.0]))
     assert losses.total().item() == pytest.approx(0.1 * 2.0 + 0.01 * 3.0)
     assert losses.total(1.0, 0.0).item() == 2.0
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,17 @@ from PIL import Image
 from rich.console import Console
 from safetensors.torch import save_file
 
-from leafward.commands import evaluate, explain
-from leafward.commands.train import parse
+from leafward.cli import evaluate, explain
+from leafward.cli.train import parse
+from leafward.config import replace
+from leafward.data.images import IMAGENET, Pixels
 from leafward.engine import LoopConfig, OptimConfig
 from leafward.errors import DataError, LeafwardError, UsageError
-from leafward.intervals import share_interval
-from leafward.models.himapper import Hierarchy, TreeShape
-from leafward.recipes import _himapper_drawing as drawing
-from leafward.recipes import himapper
-from leafward.recipes._hcformer_train import make_task
-from leafward.recipes._himapper_model import (
+from leafward.stats.intervals import share_interval
+from leafward.systems.himapper import Hierarchy, TreeShape, train
+from leafward.systems.himapper import config as himapper
+from leafward.systems.himapper import figures as drawing
+from leafward.systems.himapper.build import (
     LearningMapper,
     backbone_source,
     build,
@@ -32,9 +32,9 @@ from leafward.recipes._himapper_model import (
     mapper_of,
     open_model,
 )
-from leafward.recipes._himapper_train import vision_config
-from leafward.recipes.explain_himapper import relatives
-from leafward.tasks.images import IMAGENET, Pixels
+from leafward.systems.himapper.explain import relatives
+from leafward.systems.himapper.train import vision_config
+from leafward.systems.vision.train import make_task
 
 LOOP = LoopConfig(steps=2, batch_size=8, log_every=1, device="cpu")
 OPTIM = OptimConfig(lr=1e-3, warmup_steps=0)
@@ -72,7 +72,7 @@ def config(photos: Path, /, **changes: Any) -> himapper.Config:
 @pytest.fixture(scope="module")
 def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("runs") / "all"
-    return out, himapper.run(config(data, twin=True, ablation=True), out)
+    return out, train.run(config(data, twin=True, ablation=True), out)
 
 
 ARMS = ["lorentz", "plain", "euclidean", "lorentz-deterministic"]
@@ -108,12 +108,12 @@ def test_all_arms_begin_alike_and_see_the_same_images(finished: tuple[Path, dict
 
 def test_resuming_trains_only_what_is_missing(data: Path, tmp_path: Path) -> None:
     small = config(data, seeds=2)
-    first = himapper.run(small, tmp_path / "run")
+    first = train.run(small, tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
     kept = tmp_path / "run" / "members" / "lorentz-0" / "result.json"
     before = kept.stat().st_mtime_ns
     (tmp_path / "run" / "members" / "lorentz-1" / "result.json").unlink()
-    assert himapper.run(small, tmp_path / "run", resume=True) == first
+    assert train.run(small, tmp_path / "run", resume=True) == first
     assert kept.stat().st_mtime_ns == before
     assert [member["seed"] for member in first["members"]] == [0, 1]
 
@@ -152,7 +152,7 @@ def test_images_are_normalised_as_the_weights_expect(data: Path, tmp_path: Path)
     """ImageNet's numbers for a backbone that was trained with others would shift and stretch its input."""
     save_file(timm.create_model("test_resnet").state_dict(), tmp_path / "weights.safetensors")
     settings = config(data, weights=tmp_path / "weights.safetensors")
-    himapper.run(replace(settings, loop=replace(LOOP, steps=1)), tmp_path / "run")
+    train.run(replace(settings, loop=replace(LOOP, steps=1)), tmp_path / "run")
     _, card = open_model(tmp_path / "run")
     halves = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     assert card.vision.pixels == halves
@@ -178,8 +178,8 @@ def fixed_size(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("fixed") / "run"
     settings = config(data, backbone="timm:deit_tiny_patch16_224", size=32)
     with pytest.MonkeyPatch.context() as patch:  # two of its twelve blocks are enough
-        patch.setattr("leafward.recipes._hcformer_model.size_arguments", lambda *_: {"img_size": 32, "depth": 2})
-        himapper.run(replace(settings, loop=replace(LOOP, steps=1)), out)
+        patch.setattr("leafward.systems.vision.build.size_arguments", lambda *_: {"img_size": 32, "depth": 2})
+        train.run(replace(settings, loop=replace(LOOP, steps=1)), out)
     return out
 
 
@@ -202,7 +202,7 @@ def test_explain_says_which_size_a_backbone_needs(fixed_size: Path, data: Path, 
 
 def test_a_frozen_backbone_is_compared_with_a_frozen_backbone(data: Path, tmp_path: Path) -> None:
     """Of the plain one the classifier alone learns, and the averages of its norms stay too."""
-    result = himapper.run(config(data, freeze_backbone=True, twin=True), tmp_path / "run")
+    result = train.run(config(data, freeze_backbone=True, twin=True), tmp_path / "run")
     assert [member["arm"] for member in result["members"]] == ["lorentz", "plain", "euclidean"]
     first = backbone_state(config(data, plain=True, loop=replace(LOOP, seed=result["members"][1]["seed"])))
     for member in result["members"]:
@@ -215,7 +215,7 @@ def test_a_frozen_backbone_is_compared_with_a_frozen_backbone(data: Path, tmp_pa
 
 
 def test_segmentation_goes_through_the_mapped_pyramid(tmp_path: Path) -> None:
-    pytest.importorskip("leafward.tasks.segmentation")
+    pytest.importorskip("leafward.systems.vision.segmentation")
     noise = np.random.default_rng(1)
     for folder in ("images", "masks"):
         (tmp_path / "scenes" / folder).mkdir(parents=True)
@@ -226,7 +226,7 @@ def test_segmentation_goes_through_the_mapped_pyramid(tmp_path: Path) -> None:
         Image.fromarray(pixels).save(tmp_path / "scenes" / "images" / f"{number}.png")
         Image.fromarray(mask).save(tmp_path / "scenes" / "masks" / f"{number}.png")
     settings = config(tmp_path / "scenes", task="segment", size=64, loop=replace(LOOP, batch_size=2))
-    result = himapper.run(settings, tmp_path / "run")
+    result = train.run(settings, tmp_path / "run")
     assert 0.0 <= result["members"][0]["scores"]["miou"] <= 1.0
     model, card = open_model(tmp_path / "run")
     mapper = mapper_of(model)
@@ -255,7 +255,7 @@ def test_detection_goes_through_the_mapped_pyramid(tmp_path: Path) -> None:
         record["annotations"].append({"id": number, "image_id": number, "category_id": 1, "bbox": [12, 10, 32, 30]})
     (tmp_path / "all.json").write_text(json.dumps(record))
     settings = config(tmp_path, task="detect", size=64, loop=replace(LOOP, batch_size=1))
-    result = himapper.run(settings, tmp_path / "run")
+    result = train.run(settings, tmp_path / "run")
     assert "box_ap" in result["members"][0]["scores"]
     mapper = mapper_of(open_model(tmp_path / "run")[0])
     assert mapper is not None
@@ -388,7 +388,7 @@ def test_presets(name: str) -> None:
     [
         ({"leaves": 12, "levels": 4}, r"leaves must be a multiple of 2\^\(levels − 1\) = 8, got 12"),
         ({"levels": 1}, "levels must be"),
-        ({"dim": 10}, "dim must be a positive multiple of 4"),
+        ({"dim": 10}, "dim must be a multiple of 4"),
         ({"temperature": 0.0}, "temperature must be"),
         ({"weights": Path("w.pth")}, "weights must be a .safetensors file"),
         ({"plain": True, "twin": True}, "plain must be off"),
@@ -400,20 +400,20 @@ def test_presets(name: str) -> None:
 )
 def test_wrong_settings_are_refused(data: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        himapper.run(config(data, **changes), tmp_path / "run")
+        train.run(config(data, **changes), tmp_path / "run")
 
 
 def test_weights_that_do_not_fit_are_refused_by_name(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"gone.safetensors cannot be read"):
-        himapper.run(config(data, weights=tmp_path / "gone.safetensors"), tmp_path / "run")
+    with pytest.raises(DataError, match=r"weights: no such file: .*gone\.safetensors"):
+        train.run(config(data, weights=tmp_path / "gone.safetensors"), tmp_path / "run")
     save_file({"other": torch.zeros(1)}, tmp_path / "other.safetensors")
     with pytest.raises(DataError, match=r"other.safetensors is not of test_resnet: it has no conv1"):
-        himapper.run(config(data, weights=tmp_path / "other.safetensors"), tmp_path / "second")
+        train.run(config(data, weights=tmp_path / "other.safetensors"), tmp_path / "second")
     wider = {name: value.repeat(2, *[1] * (value.ndim - 1)) if value.ndim else value for name, value in given().items()}
     save_file(wider, tmp_path / "wider.safetensors")
     message = r"test_resnet does not take these weights: .*size mismatch for conv1"
     with pytest.raises(DataError, match=message) as refused:
-        himapper.run(config(data, weights=tmp_path / "wider.safetensors"), tmp_path / "third")
+        train.run(config(data, weights=tmp_path / "wider.safetensors"), tmp_path / "third")
     assert "\n" not in str(refused.value)
     assert "--no-pretrained" not in str(refused.value)
 
@@ -425,4 +425,4 @@ def test_weights_that_cannot_be_fetched_say_what_to_do(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(LeafwardError, match=r"test_resnet could not be made.*--weights FILE.*--no-pretrained"):
-        himapper.run(config(data, pretrained=True), tmp_path / "run")
+        train.run(config(data, pretrained=True), tmp_path / "run")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leafward.adapters.block_scale import Scale
-from leafward.adapters.scores import distances, hyperbolic_radius, radii, radius_sweep, similarity
+from leafward.encoders.scores import distances, hyperbolic_radius, radii, radius_sweep, similarity
 from leafward.errors import UsageError
 from leafward.geometry import poincare
 

@@ -10,14 +10,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, interpolate
 
-from leafward.adapters import BlockScaleConfig, adapters, attach, load_encoder
+from leafward.adapters import BlockScaleConfig, adapters, attach
+from leafward.data.scenes import IGNORED
+from leafward.encoders import load_encoder
 from leafward.errors import UsageError
-from leafward.tasks import open_vocabulary
-from leafward.tasks.cost_aggregation import ClassAttention, CostAggregation, SpatialAttention
-from leafward.tasks.open_vocabulary import LEFT_OUT, Segmenter, dense_features, mask_loss, probabilities, segment
-from leafward.tasks.segmentation import IGNORED
+from leafward.systems.hyperclip.segment import task as open_vocabulary
+from leafward.systems.hyperclip.segment.cost_aggregation import ClassAttention, CostAggregation, SpatialAttention
+from leafward.systems.hyperclip.segment.task import (
+    LEFT_OUT,
+    Segmenter,
+    dense_features,
+    mask_loss,
+    probabilities,
+    segment,
+)
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "adapters"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "adapters"))
 from radial_toys import make
 
 WORDS = ["dog", "car", "pizza"]

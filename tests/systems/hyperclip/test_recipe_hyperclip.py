@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,18 @@ import pytest
 import torch
 from scipy.stats import t as student
 
-from leafward.adapters import adapters, attach, from_pretrained, load_encoder, merge, save_pretrained
+from leafward.adapters import adapters, attach, from_pretrained, merge, save_pretrained
 from leafward.adapters.low_rank import LowRankConfig
-from leafward.cli import main
+from leafward.cli.dispatch import main
+from leafward.config import checked, replace
+from leafward.encoders import load_encoder
 from leafward.errors import UsageError
-from leafward.recipes import _hyperclip_training as training
-from leafward.recipes import hyperclip
-from leafward.recipes._hyperclip_report import summarise
-from leafward.recipes.hyperclip import Config
+from leafward.systems.hyperclip import methods as training
+from leafward.systems.hyperclip import train
+from leafward.systems.hyperclip.config import Config
+from leafward.systems.hyperclip.report import summarise
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "adapters"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "adapters"))
 from radial_toys import make
 
 COLOURS = {"dog": (230, 40, 40), "car": (40, 230, 40), "pizza": (40, 40, 230)}
@@ -55,7 +56,7 @@ def config(folder: Path) -> Config:
 @pytest.fixture(scope="module")
 def finished(config: Config, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("runs") / "run"
-    return out, hyperclip.run(replace(config, compare=True), out)
+    return out, train.run(replace(config, compare=True), out)
 
 
 def test_every_method_is_trained_under_the_same_budget(finished: tuple[Path, dict[str, Any]]) -> None:
@@ -128,7 +129,7 @@ def test_a_run_is_scored_over_all_its_classes_by_its_own_score_and_text(
         shutil.copy(images / "dog" / "0.png", images / extra)
     # Braces that are no place for a name are letters like any others.
     own = replace(config, images=images, score="lorentz", template="a small {x} photo of the {}", steps=2, c=0.5)
-    row = hyperclip.run(own, tmp_path / "run")["methods"][0]
+    row = train.run(own, tmp_path / "run")["methods"][0]
     assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (found["score"], found["classes"], found["images"]) == ("lorentz", 8, row["images"])
@@ -144,7 +145,7 @@ def test_a_run_is_scored_over_all_its_classes_by_its_own_score_and_text(
 
 
 def test_a_hyperbolic_score_with_its_twin(config: Config, tmp_path: Path) -> None:
-    result = hyperclip.run(replace(config, score="lorentz", twin=True, steps=3), tmp_path / "run")
+    result = train.run(replace(config, score="lorentz", twin=True, steps=3), tmp_path / "run")
     assert [row["method"] for row in result["methods"]] == ["block-scale, lorentz", "block-scale"]
     assert len({row["trainable"] for row in result["methods"]}) == 1
     (number,) = result["headline"]
@@ -164,8 +165,8 @@ def test_a_stopped_run_keeps_what_is_done(config: Config, tmp_path: Path, monkey
 
     monkeypatch.setattr(training, "fit", stop)
     with pytest.raises(KeyboardInterrupt):
-        hyperclip.run(several, tmp_path / "run")
-    result = hyperclip.run(several, tmp_path / "run", resume=True)
+        train.run(several, tmp_path / "run")
+    result = train.run(several, tmp_path / "run", resume=True)
     assert len(count) == 3
     assert [row["method"] for row in result["methods"]] == ["frozen", "block-scale", "lora"]
     assert json.loads((tmp_path / "run" / "result.json").read_text())["data"] == result["data"]
@@ -174,7 +175,7 @@ def test_a_stopped_run_keeps_what_is_done(config: Config, tmp_path: Path, monkey
 def test_seeds_give_intervals(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "COMPARED", ("frozen", "lora"))
     several = replace(config, compare=True, shots=2, steps=2, seeds=3, seed=5)
-    result = hyperclip.run(several, tmp_path / "run")
+    result = train.run(several, tmp_path / "run")
     rows = [row for row in result["methods"] if row["method"] == "lora"]
     assert [row["seed"] for row in rows] == [5, 6, 7]
     draws = [training.read(replace(several, seed=seed)).train for seed in (5, 6, 7)]
@@ -191,7 +192,7 @@ def test_seeds_give_intervals(config: Config, tmp_path: Path, monkeypatch: pytes
 
 def test_trained_weights_of_the_model_are_kept(config: Config, tmp_path: Path) -> None:
     """Without an adapter the model itself is what was learned."""
-    result = hyperclip.run(replace(config, method="attention", steps=5), tmp_path / "run")
+    result = train.run(replace(config, method="attention", steps=5), tmp_path / "run")
     (row,) = result["methods"]
     data = training.read(config)
     encoder = load_encoder(tmp_path / "run")
@@ -205,7 +206,7 @@ def test_trained_weights_of_the_model_are_kept(config: Config, tmp_path: Path) -
 def test_a_run_that_trained_nothing_is_scored_with_its_model(
     config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row = hyperclip.run(replace(config, method="frozen"), tmp_path / "run")["methods"][0]
+    row = train.run(replace(config, method="frozen"), tmp_path / "run")["methods"][0]
     assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert 100 * found["top1"] == pytest.approx(row["accuracy"])
@@ -233,13 +234,13 @@ def test_low_rank_round_trip(folder: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
     for options in ({"rank": 0}, {"rank": 2.5}, {"rank": True}, {"alpha": 0.0}, {"alpha": float("inf")}, {"seed": -1}):
         with pytest.raises(UsageError, match=f"{next(iter(options))} must be"):
-            LowRankConfig(**options)  # pyright: ignore[reportArgumentType]
+            checked(LowRankConfig, options)
 
 
 def test_refusals(config: Config, folder: Path, tmp_path: Path) -> None:
     for missing in ("images", "model"):
         with pytest.raises(UsageError, match=f"{missing} is missing"):
-            hyperclip.run(replace(config, **{missing: None}), tmp_path / "run")
+            train.run(replace(config, **{missing: None}), tmp_path / "run")
     for options, message in [
         ({"block_size": 0}, "block_size must be"),
         ({"template": "a photo"}, "template must be a text with {}"),
@@ -249,6 +250,6 @@ def test_refusals(config: Config, folder: Path, tmp_path: Path) -> None:
         ({"weight_decay": -1.0}, "weight_decay must be"),
     ]:
         with pytest.raises(UsageError, match=message):
-            Config(**options)
+            checked(Config, options)
     with pytest.raises(UsageError, match="has no image side"):
-        hyperclip.run(replace(config, model=str(make("sentence", tmp_path))), tmp_path / "run")
+        train.run(replace(config, model=str(make("sentence", tmp_path))), tmp_path / "run")

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,21 @@ import numpy as np
 import pytest
 import torch
 
-from leafward.adapters import adapters, from_pretrained, load_encoder
-from leafward.cli import main
+from leafward.adapters import adapters, from_pretrained
+from leafward.cli.dispatch import main
+from leafward.config import checked, replace
+from leafward.data.scenes import load_scenes
+from leafward.encoders import load_encoder
 from leafward.engine import parameter_groups
 from leafward.errors import DataError, UsageError
-from leafward.recipes import _segmenter, _segmenter_training, segmenter
-from leafward.recipes._segmenter_drawing import overlay, palette
-from leafward.recipes.segmenter import Config
-from leafward.tasks.open_vocabulary import OpenVocabularyTask, measure
-from leafward.tasks.segmentation import load_scenes
+from leafward.systems.hyperclip.segment import model as _segmenter
+from leafward.systems.hyperclip.segment import train
+from leafward.systems.hyperclip.segment import train as _segmenter_training
+from leafward.systems.hyperclip.segment.config import Config
+from leafward.systems.hyperclip.segment.figures import overlay, palette
+from leafward.systems.hyperclip.segment.task import OpenVocabularyTask, measure
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "adapters"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "adapters"))
 from radial_toys import make
 
 
@@ -64,7 +67,7 @@ def run(folder: Path) -> Path:
         steps=60,
         lr=5e-3,
     )
-    result = segmenter.run(config, folder / "run")
+    result = train.run(config, folder / "run")
     assert result["metrics"]["miou"] > 0.6
     return folder / "run"
 
@@ -95,7 +98,7 @@ def test_the_scenes_of_a_run_are_scored_as_the_run_scored_them(folder: Path, tmp
         mask[mask == 255] = 7
         Image.fromarray(mask).save(path)
     config = replace(_short(folder, "frozen"), data=scenes, ignore=7, seed=3)
-    expected = segmenter.run(config, tmp_path / "run")
+    expected = train.run(config, tmp_path / "run")
     assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["iou"] == expected["iou"]
@@ -111,7 +114,7 @@ def test_the_scenes_of_a_run_are_scored_as_the_run_scored_them(folder: Path, tmp
 
 def test_a_model_that_is_gone_is_named(folder: Path, tmp_path: Path, capsys: Any) -> None:
     clip = shutil.copytree(folder / "clip", tmp_path / "clip")
-    segmenter.run(replace(_short(folder, "block-scale"), model=str(clip)), tmp_path / "run")
+    train.run(replace(_short(folder, "block-scale"), model=str(clip)), tmp_path / "run")
     clip.rename(tmp_path / "elsewhere")
     assert main(["evaluate", str(tmp_path / "run")]) == 1
     assert f"there is no folder {clip}, where a model should be" in " ".join(capsys.readouterr().err.split())
@@ -132,8 +135,8 @@ def test_methods_are_compared_under_one_budget(
 
     monkeypatch.setattr(_segmenter_training, "fit", stop)
     with pytest.raises(KeyboardInterrupt):
-        segmenter.run(config, tmp_path / "run")
-    result = segmenter.run(config, tmp_path / "run", resume=True)
+        train.run(config, tmp_path / "run")
+    result = train.run(config, tmp_path / "run", resume=True)
     assert len(count) == 1 + 6
     rows = {row["method"]: row for row in result["methods"]}
     assert list(rows) == ["frozen", "block-scale", "orthogonal", "lora", "attention", "full"]
@@ -141,7 +144,7 @@ def test_methods_are_compared_under_one_budget(
     assert rows["block-scale"]["trainable"] == 2 * 2 * 3 * 4 * 8 * 8  # encoders, layers, projections, blocks
     assert rows["attention"]["trainable"] == 2 * 2 * 3 * 32 * 32
     # Each as it would be alone, and the one that was named is kept.
-    alone = segmenter.run(_short(folder, "lora"), tmp_path / "alone")
+    alone = train.run(_short(folder, "lora"), tmp_path / "alone")
     assert result["metrics"] == alone["metrics"] == rows["lora"]["metrics"]
     assert [number["name"] for number in result["headline"]] == [f"{name}: mIoU" for name in rows]
     assert result["headline"][3]["value"] == alone["headline"][0]["value"]
@@ -154,8 +157,8 @@ def test_methods_are_compared_under_one_budget(
 
 
 def test_an_overwritten_run_holds_no_adapter_of_the_one_before(folder: Path, tmp_path: Path) -> None:
-    segmenter.run(_short(folder, "block-scale"), tmp_path / "run")
-    segmenter.run(_short(folder, "frozen"), tmp_path / "run", overwrite=True)
+    train.run(_short(folder, "block-scale"), tmp_path / "run")
+    train.run(_short(folder, "frozen"), tmp_path / "run", overwrite=True)
     assert not adapters(_segmenter.open_run(tmp_path / "run")[1].encoder.model)
 
 
@@ -217,14 +220,14 @@ def test_overlay_leaves_the_background_alone() -> None:
 
 def test_refusals(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="data is missing"):
-        segmenter.run(Config(), tmp_path / "run")
+        train.run(Config(), tmp_path / "run")
     given = {"data": folder / "scenes", "model": str(folder / "clip")}
     with pytest.raises(UsageError, match="size must be a multiple of the model's patch size 8, got 20"):
-        segmenter.run(Config(**given, size=20), tmp_path / "run")
+        train.run(Config(**given, size=20), tmp_path / "run")
     few = shutil.copytree(folder / "scenes", tmp_path / "few")
     (few / "classes.txt").write_text("dog\n")
     with pytest.raises(DataError, match=r"masks/\d+\.png has label 1, of 1 classes"):
-        segmenter.run(Config(data=few, model=str(folder / "clip"), size=32, block_size=8), tmp_path / "run")
+        train.run(Config(data=few, model=str(folder / "clip"), size=32, block_size=8), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     for options, message in [
         ({"channels": 20}, "channels must be a multiple of 16"),
@@ -233,13 +236,13 @@ def test_refusals(folder: Path, tmp_path: Path) -> None:
         ({"most_scored": 0}, "most_scored must be"),
     ]:
         with pytest.raises(UsageError, match=message):
-            Config(**options)
+            checked(Config, options)
 
 
 @pytest.mark.parametrize("method", ["attention", "full", "frozen"])
 def test_methods_without_an_adapter_are_kept_and_opened(folder: Path, tmp_path: Path, method: str) -> None:
     config = _short(folder, method)
-    result = segmenter.run(config, tmp_path / "run")
+    result = train.run(config, tmp_path / "run")
     assert (tmp_path / "run" / "model").is_dir() == (method != "frozen")
     assert not (tmp_path / "run" / "adapter").exists()
     _, model = _segmenter.open_run(tmp_path / "run")
@@ -269,7 +272,7 @@ def test_clip_learns_at_its_own_rate(folder: Path) -> None:
 
 def test_a_stopped_run_with_two_rates_goes_on(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(_short(folder, "block-scale"), steps=8)
-    whole = segmenter.run(config, tmp_path / "whole")
+    whole = train.run(config, tmp_path / "whole")
     loss = OpenVocabularyTask.loss
     calls = []
 
@@ -281,9 +284,9 @@ def test_a_stopped_run_with_two_rates_goes_on(folder: Path, tmp_path: Path, monk
 
     monkeypatch.setattr(OpenVocabularyTask, "loss", stop)
     with pytest.raises(KeyboardInterrupt):
-        segmenter.run(config, tmp_path / "parts")
+        train.run(config, tmp_path / "parts")
     monkeypatch.setattr(OpenVocabularyTask, "loss", loss)
-    assert segmenter.run(config, tmp_path / "parts", resume=True)["metrics"] == whole["metrics"]
+    assert train.run(config, tmp_path / "parts", resume=True)["metrics"] == whole["metrics"]
 
 
 def test_a_run_is_a_model_for_other_commands(run: Path) -> None:

@@ -13,8 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from leafward.adapters import LatentHierarchyConfig, adapters, attach, from_pretrained, merge, save_pretrained
-from leafward.adapters.latent_hierarchy import (
+from leafward.adapters import adapters, attach, from_pretrained, merge, save_pretrained
+from leafward.config import checked
+from leafward.encoders.scores import distances
+from leafward.errors import UsageError
+from leafward.systems.lathadapter import LatentHierarchyConfig
+from leafward.systems.lathadapter.attributes import (
     Classifier,
     LatentHierarchy,
     hierarchy_loss,
@@ -23,9 +27,7 @@ from leafward.adapters.latent_hierarchy import (
     refine,
     sample_triplets,
 )
-from leafward.adapters.prompts import Coop, FeaturePrompts, ZeroShot
-from leafward.adapters.scores import distances
-from leafward.errors import UsageError
+from leafward.systems.lathadapter.prompts import Coop, FeaturePrompts, ZeroShot
 
 CLASSES, WIDTH = 6, 16
 
@@ -367,13 +369,13 @@ def test_round_trip_and_refusals(tmp_path: Path) -> None:
         ({"attributes": 1}, "attributes must be an integer ≥ 2"),
         ({"attributes": 4.5}, "attributes must be an integer ≥ 2, got 4.5"),
         ({"neighbours": True}, "neighbours must be an integer ≥ 1, got True"),
-        ({"c": "0.1"}, "c must be a positive number, got '0.1'"),
-        ({"margin": float("nan")}, "margin must be a number ≥ 0, got nan"),
-        ({"normalise": 2}, "normalise must be True or False, got 2"),
-        ({"c": 0.0}, "c must be a positive number"),
-        ({"margin": -1.0}, "margin must be a number ≥ 0"),
+        ({"c": "small"}, "c must be a finite number > 0, got 'small'"),
+        ({"margin": float("nan")}, "margin must be a finite number ≥ 0, got nan"),
+        ({"normalise": 2}, "normalise must be true or false, got 2"),
+        ({"c": 0.0}, "c must be a finite number > 0"),
+        ({"margin": -1.0}, "margin must be a finite number ≥ 0"),
         ({"geometry": "flat"}, "geometry must be"),
         ({"queue": -1}, "queue must be"),
     ]:
         with pytest.raises(UsageError, match=message):
-            LatentHierarchyConfig(**options)
+            checked(LatentHierarchyConfig, options)

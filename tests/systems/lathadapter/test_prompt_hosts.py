@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from leafward.adapters import LatentHierarchyConfig, attach
-from leafward.adapters.prompts import (
+from leafward.adapters import attach
+from leafward.errors import UsageError
+from leafward.systems.lathadapter import LatentHierarchyConfig
+from leafward.systems.lathadapter.prompts import (
     ClipAdapter,
     Coop,
     FeaturePrompts,
@@ -20,8 +22,7 @@ from leafward.adapters.prompts import (
     TipAdapter,
     ZeroShot,
 )
-from leafward.adapters.prompts.hosts import GaussianAverage
-from leafward.errors import UsageError
+from leafward.systems.lathadapter.prompts.hosts import GaussianAverage
 
 CLASSES, WIDTH = 5, 12
 

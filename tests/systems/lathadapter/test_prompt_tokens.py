@@ -10,9 +10,10 @@ import torch
 from adapter_models import build
 from torch import Tensor, nn
 
-from leafward.adapters import LatentHierarchyConfig, attach
-from leafward.adapters.prompts import Coop, Host, MaPLe, PromptKD, PromptSRC, TokenPrompts
+from leafward.adapters import attach
 from leafward.errors import UsageError
+from leafward.systems.lathadapter import LatentHierarchyConfig
+from leafward.systems.lathadapter.prompts import Coop, Host, MaPLe, PromptKD, PromptSRC, TokenPrompts
 
 TOKENS = 3
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,22 @@ from PIL import Image
 from safetensors.torch import load_file
 from transformers import CLIPModel
 
-from leafward.adapters import load_encoder
-from leafward.cli import main
+from leafward.cli.dispatch import main
+from leafward.config import checked, replace
+from leafward.data.fewshot import FeatureSet, episodes, read_feature_set, seeded_split, write_feature_set
+from leafward.data.taxonomy import class_taxonomy
+from leafward.encoders import load_encoder
 from leafward.errors import DataError, UsageError
 from leafward.hierarchy import Taxonomy
-from leafward.intervals import share_interval
-from leafward.recipes import _lathadapter_training as training
-from leafward.recipes import lathadapter
-from leafward.recipes._class_taxonomy import class_taxonomy
-from leafward.recipes._lathadapter_images import Pixels, image_set, open_clip_model
-from leafward.recipes.lathadapter import Config
 from leafward.report import read_run
-from leafward.tasks.fewshot import FeatureSet, episodes, read_features, seeded_split, write_features
+from leafward.stats.intervals import share_interval
+from leafward.systems.lathadapter import config as lathadapter
+from leafward.systems.lathadapter import methods as training
+from leafward.systems.lathadapter import train
+from leafward.systems.lathadapter.config import Config
+from leafward.systems.lathadapter.images import Pixels, image_set, open_clip_model
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "adapters"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "adapters"))
 from radial_toys import make
 
 CLASSES, WIDTH = 8, 16
@@ -51,7 +53,7 @@ def synthetic(seed: int = 0, noise: float = 1.2, teacher: bool = False) -> Featu
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("features") / "toy.npz"
-    write_features(path, synthetic())
+    write_feature_set(path, synthetic())
     return path
 
 
@@ -66,7 +68,7 @@ def finished(small: Config, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     rows = [f"class {number},{'even' if number % 2 == 0 else 'odd'}" for number in range(CLASSES)]
     taxonomy.write_text("\n".join([*rows, "even,root", "odd,root"]))
     out = tmp_path_factory.mktemp("run") / "run"
-    return out, lathadapter.run(replace(small, taxonomy=taxonomy), out)
+    return out, train.run(replace(small, taxonomy=taxonomy), out)
 
 
 METHODS = ["zero-shot", "clip-adapter", "tip-adapter", "coop", "coop + LatHAdapter", "coop + Euclidean twin"]
@@ -89,7 +91,7 @@ def test_base_to_new_scores_every_method(finished: tuple[Path, dict[str, Any]]) 
 
 def test_zero_shot_is_what_the_features_say(finished: tuple[Path, dict[str, Any]], file: Path) -> None:
     _, result = finished
-    data = read_features(file)
+    data = read_feature_set(file)
     _, new = episodes("base-to-new", data, [], [1], [0])[0].exams
     cosine = (
         torch.nn.functional.normalize(data.images[new.rows], dim=1)
@@ -117,11 +119,11 @@ def test_the_run_directory(finished: tuple[Path, dict[str, Any]], small: Config)
         assert text in page
     assert read_run(out).headline[0].twin is not None
     with pytest.raises(UsageError, match="finished run"):
-        lathadapter.run(small, out)
+        train.run(small, out)
 
 
 def test_the_twin_begins_alike_and_sees_the_same_shots(small: Config, file: Path) -> None:
-    episode = episodes("few-shot", read_features(file), [], [4], [0])[0]
+    episode = episodes("few-shot", read_feature_set(file), [], [4], [0])[0]
     states = []
     for geometry in (None, "lorentz", "euclidean"):
         torch.manual_seed(0)
@@ -136,23 +138,20 @@ def test_the_twin_begins_alike_and_sees_the_same_shots(small: Config, file: Path
 
 def test_a_stopped_run_goes_on_where_it_was(small: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(small, baselines=(), seeds=1)
-    whole = lathadapter.run(config, tmp_path / "whole")
-    trained = []
-    train_one = training._train_one
+    whole = train.run(config, tmp_path / "whole")
+    trained, fit = [], training.fit
 
-    def stop(config, method, *rest):
-        if method.geometry == "euclidean":
+    def stop(host, *rest):
+        trained.append(1)
+        if len(trained) == 3:  # the host alone, with LatHAdapter, and then the twin
             raise KeyboardInterrupt
-        return train_one(config, method, *rest)
+        return fit(host, *rest)
 
-    monkeypatch.setattr(training, "_train_one", stop)
+    monkeypatch.setattr(training, "fit", stop)
     with pytest.raises(KeyboardInterrupt):
-        lathadapter.run(config, tmp_path / "parts")
-    monkeypatch.setattr(training, "_train_one", train_one)
-    fit = training.fit
-    monkeypatch.setattr(training, "fit", lambda host, *rest: (trained.append(1), fit(host, *rest)))
-    again = lathadapter.run(config, tmp_path / "parts", resume=True)
-    assert len(trained) == 1  # only the twin was missing
+        train.run(config, tmp_path / "parts")
+    again = train.run(config, tmp_path / "parts", resume=True)
+    assert len(trained) == 4  # only the twin was missing
     assert [row["accuracy"] for row in again["scores"]] == [row["accuracy"] for row in whole["scores"]]
 
 
@@ -160,16 +159,16 @@ def test_features_that_have_changed_since_are_refused_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own, data = tmp_path / "own.npz", synthetic()
-    write_features(own, data)
+    write_feature_set(own, data)
     short = Config(features=own, shots=(1,), seeds=1, epochs=1, hosts=(), baselines=("clip-adapter",))
-    lathadapter.run(short, tmp_path / "run")
-    write_features(own, replace(data, images=data.images[:, :8], texts=data.texts[:, :8]))
+    train.run(short, tmp_path / "run")
+    write_feature_set(own, dataclasses.replace(data, images=data.images[:, :8], texts=data.texts[:, :8]))
     assert main(["evaluate", str(tmp_path / "run")]) == 1
     assert "was trained on features or a model of other sizes than own has now" in capsys.readouterr().err
 
 
 def test_promptkd_with_a_larger_teacher(tmp_path: Path) -> None:
-    write_features(tmp_path / "two.safetensors", synthetic(teacher=True))
+    write_feature_set(tmp_path / "two.safetensors", synthetic(teacher=True))
     config = Config(
         features=tmp_path / "two.safetensors",
         hosts=("promptkd",),
@@ -180,14 +179,36 @@ def test_promptkd_with_a_larger_teacher(tmp_path: Path) -> None:
         attributes=(6,),
         twin=False,
     )
-    result = lathadapter.run(config, tmp_path / "run")
+    result = train.run(config, tmp_path / "run")
     assert {row["method"] for row in result["scores"]} == {"zero-shot", "promptkd", "promptkd + LatHAdapter"}
-    assert (tmp_path / "run" / "checkpoints" / "cells" / "teacher").is_dir()
+    assert (tmp_path / "run" / "members" / "teacher-promptsrc-8-shots-0" / "model").is_dir()
+
+
+def test_a_finished_run_of_an_earlier_version_is_scored_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which kept its trainings in checkpoints/cells."""
+    write_feature_set(tmp_path / "two.npz", synthetic(teacher=True))
+    options: Any = {"hosts": ("promptkd",), "baselines": ("clip-adapter",), "seeds": 1, "shots": (4,), "max_steps": 3}
+    result = train.run(Config(features=tmp_path / "two.npz", attributes=(6,), **options), tmp_path / "run")
+    earlier = {
+        "clip-adapter-4-shots-0": "clip-adapter-4-shots-seed-0",
+        "promptkd-4-shots-0": "promptkd-4-shots-seed-0",
+        "promptkd-LatHAdapter-4-shots-6-attributes-0": "promptkd-LatHAdapter-4-shots-seed-0-6-attributes",
+        "promptkd-Euclidean-twin-4-shots-6-attributes-0": "promptkd-Euclidean-twin-4-shots-seed-0-6-attributes",
+        "teacher-promptsrc-4-shots-0": "teacher/promptsrc-4-shots-seed-0",
+    }
+    (tmp_path / "run" / "checkpoints" / "cells" / "teacher").mkdir(parents=True)
+    for now, then in earlier.items():
+        (tmp_path / "run" / "members" / now).rename(tmp_path / "run" / "checkpoints" / "cells" / then)
+    (tmp_path / "run" / "members").rmdir()
+    monkeypatch.setattr(training, "fit", None)
+    assert scores_of(["evaluate", str(tmp_path / "run")], capsys) == json.loads(json.dumps(result["scores"]))
 
 
 def test_the_number_of_attributes_is_chosen_on_validation(small: Config, tmp_path: Path) -> None:
     config = replace(small, attributes=(4, 8), baselines=(), seeds=1, twin=False, protocol="few-shot")
-    result = lathadapter.run(config, tmp_path / "run")
+    result = train.run(config, tmp_path / "run")
     chosen = {row["attributes"] for row in result["scores"] if row["geometry"]}
     assert len(chosen) == 1
     assert chosen <= {4, 8}
@@ -195,11 +216,11 @@ def test_the_number_of_attributes_is_chosen_on_validation(small: Config, tmp_pat
 
 
 def test_other_data_sets(small: Config, tmp_path: Path) -> None:
-    write_features(tmp_path / "far.npz", replace(synthetic(seed=1), name="far"))
+    write_feature_set(tmp_path / "far.npz", dataclasses.replace(synthetic(seed=1), name="far"))
     config = replace(
         small, protocol="cross-dataset", targets=(tmp_path / "far.npz",), hosts=("maple",), baselines=(), seeds=1
     )
-    result = lathadapter.run(config, tmp_path / "run")
+    result = train.run(config, tmp_path / "run")
     assert {row["test"] for row in result["scores"]} == {"toy", "far"}
 
 
@@ -208,33 +229,35 @@ def test_the_cache_of_tip_adapter_serves_its_classes_in_another_domain(small: Co
     data = synthetic()
     order = torch.randperm(CLASSES, generator=torch.Generator().manual_seed(0))
     names = tuple(data.class_names[place] for place in order.tolist())
-    other = replace(data, name="other", texts=data.texts[order], class_names=names, labels=order.argsort()[data.labels])
+    other = dataclasses.replace(
+        data, name="other", texts=data.texts[order], class_names=names, labels=order.argsort()[data.labels]
+    )
     (episode,) = episodes("domain", data, [other], [4], [0])
-    trained = training.train(small, training.Method("tip-adapter"), episode, tmp_path)
+    trained = training.open_trained(small, training.Method("tip-adapter"), episode, tmp_path)
     own, elsewhere = (trained.logits(exam) for exam in episode.exams)
     torch.testing.assert_close(elsewhere, own[:, order])
-    zero_shot = training.train(small, training.Method("zero-shot"), episode, tmp_path).logits(episode.exams[1])
+    zero_shot = training.open_trained(small, training.Method("zero-shot"), episode, tmp_path).logits(episode.exams[1])
     assert (elsewhere - zero_shot).abs().max() > 0.1
 
 
 def test_refusals(small: Config, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="features is missing"):
-        lathadapter.run(Config(), tmp_path / "run")
+        train.run(Config(), tmp_path / "run")
     for options, message in [
-        ({"shots": ()}, "shots must be different integers ≥ 1"),
-        ({"attributes": (1,)}, "attributes must be different integers ≥ 2"),
-        ({"lr": 0.0}, "lr must be a positive number"),
-        ({"seeds": 0}, "seeds must be an integer ≥ 1"),
+        ({"shots": ()}, "shots must be a list with at least one entry"),
+        ({"attributes": (1,)}, r"attributes\[0\] must be an integer ≥ 2"),
+        ({"lr": 0.0}, "lr must be a finite number > 0"),
+        ({"seeds": 0}, "seeds must be an integer from 1"),
         ({"hosts": (), "baselines": ()}, "hosts must be at least one"),
-        ({"hosts": ("coop", "coop")}, "hosts must be different ones"),
+        ({"hosts": ("coop", "coop")}, "hosts must be a list without repeats"),
         ({"template": "a {} or {}"}, "template must be a text with {} once"),
     ]:
         with pytest.raises(UsageError, match=message):
-            Config(**options)
+            checked(Config, options)
     taxonomy = tmp_path / "tree.csv"
     taxonomy.write_text("class 0,root\n")
     with pytest.raises(DataError, match="lacks 7 of the classes, for example 'class 1'"):
-        lathadapter.run(replace(small, taxonomy=taxonomy), tmp_path / "run")
+        train.run(replace(small, taxonomy=taxonomy), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -244,8 +267,8 @@ def test_presets_are_configurations(name: str) -> None:
 
 
 def test_a_target_without_the_teachers_features_is_refused(tmp_path: Path) -> None:
-    write_features(tmp_path / "two.npz", synthetic(teacher=True))
-    write_features(tmp_path / "far.npz", replace(synthetic(seed=1), name="far"))
+    write_feature_set(tmp_path / "two.npz", synthetic(teacher=True))
+    write_feature_set(tmp_path / "far.npz", dataclasses.replace(synthetic(seed=1), name="far"))
     config = Config(
         features=tmp_path / "two.npz",
         targets=(tmp_path / "far.npz",),
@@ -258,7 +281,7 @@ def test_a_target_without_the_teachers_features_is_refused(tmp_path: Path) -> No
         twin=False,
     )
     with pytest.raises(DataError, match="needs teacher_text_features"):
-        lathadapter.run(config, tmp_path / "run")
+        train.run(config, tmp_path / "run")
 
 
 @pytest.fixture(scope="module")
@@ -291,7 +314,7 @@ def test_every_host_learns_tokens_inside_a_model_from_images(pictures: Path, tmp
         max_steps=3,
         batch=8,
     )
-    result = lathadapter.run(config, tmp_path / "run")
+    result = train.run(config, tmp_path / "run")
     hosts = ("coop", "maple", "promptsrc", "promptkd")
     expected = {*config.baselines, *hosts, *(f"{host} + LatHAdapter" for host in hosts)}
     assert {row["method"] for row in result["scores"]} == expected
@@ -305,7 +328,7 @@ def test_every_host_learns_tokens_inside_a_model_from_images(pictures: Path, tmp
     zero_shot = next(row for row in result["scores"] if row["method"] == "zero-shot")
     assert zero_shot["accuracy"] == pytest.approx(100 * float(right.double().mean()))
     # A cell holds the prompts and not the model.
-    saved = load_file(tmp_path / "run/checkpoints/cells/coop-4-shots-seed-0/model/model.safetensors")
+    saved = load_file(tmp_path / "run/members/coop-4-shots-0/model/model.safetensors")
     assert list(saved) == ["encoder.text_tokens"]
 
 
@@ -322,15 +345,15 @@ def test_images_of_another_set_and_what_is_refused(pictures: Path, tmp_path: Pat
         attributes=(4,),
         twin=False,
     )
-    result = lathadapter.run(config, tmp_path / "run")
+    result = train.run(config, tmp_path / "run")
     assert {row["test"] for row in result["scores"]} == {"images", "images (2)"}  # the same set, told apart
     with pytest.raises(UsageError, match="model is missing"):
-        lathadapter.run(replace(config, model=None), tmp_path / "other")
+        train.run(replace(config, model=None), tmp_path / "other")
     with pytest.raises(UsageError, match="features and images exclude each other"):
-        lathadapter.run(replace(config, features=tmp_path / "x.npz"), tmp_path / "other")
+        train.run(replace(config, features=tmp_path / "x.npz"), tmp_path / "other")
     make("siglip", tmp_path)
     with pytest.raises(UsageError, match="need a Hugging Face CLIP model, not 'siglip'"):
-        lathadapter.run(replace(config, model=str(tmp_path / "siglip")), tmp_path / "other")
+        train.run(replace(config, model=str(tmp_path / "siglip")), tmp_path / "other")
 
 
 def test_too_many_tokens_are_refused_before_anything_is_encoded(
@@ -344,7 +367,7 @@ def test_too_many_tokens_are_refused_before_anything_is_encoded(
         images=pictures / "images", model=str(pictures / "clip"), tokens=len(words) + 1, shots=(2,), seeds=1
     )
     with pytest.raises(UsageError, match=rf"tokens must be from 1 to {len(words)}, .*, got {len(words) + 1}"):
-        lathadapter.run(config, tmp_path / "run")
+        train.run(config, tmp_path / "run")
     assert encoded == []
     assert not (tmp_path / "run").exists()
 
@@ -369,8 +392,8 @@ def test_an_evaluation_shows_means_over_seeds(
 
 def test_one_seed_has_intervals_over_the_test_images(small: Config, tmp_path: Path, evaluation_shown: Any) -> None:
     config = replace(small, baselines=("zero-shot",), hosts=(), seeds=1, protocol="few-shot")
-    lathadapter.run(config, tmp_path / "run")
-    write_features(tmp_path / "other.npz", synthetic(seed=1))
+    train.run(config, tmp_path / "run")
+    write_feature_set(tmp_path / "other.npz", synthetic(seed=1))
     words = ["evaluate", str(tmp_path / "run"), "--features", str(tmp_path / "other.npz")]
     assert main([*words, "--out", str(tmp_path / "far")]) == 0
     found, text = evaluation_shown(tmp_path / "far" / "evaluation.json", tmp_path / "far" / "report.html")
@@ -426,7 +449,7 @@ def in_pictures(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
         batch=4,
     )
     out = tmp_path_factory.mktemp("in-pictures") / "run"
-    return out, config, lathadapter.run(config, out)
+    return out, config, train.run(config, out)
 
 
 def scores_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
@@ -450,7 +473,7 @@ def test_a_run_on_images_is_scored_again_from_anywhere(
     assert main(["evaluate", str(out), "--protocol", "domain"]) == 2
     assert "--protocol domain needs --images" in " ".join(capsys.readouterr().err.split())
     with pytest.raises(UsageError, match="features is missing"):
-        lathadapter.run(replace(config, images=None), tmp_path / "other")
+        train.run(replace(config, images=None), tmp_path / "other")
 
 
 @pytest.mark.parametrize("protocol", ["cross-dataset", "domain"])
@@ -502,12 +525,14 @@ def test_a_run_on_features_is_scored_with_another_taxonomy(
     small: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Trained without one. Of the data sets that are scored, those whose classes it lacks go without."""
-    write_features(tmp_path / "far.npz", replace(synthetic(seed=1), name="far"))
-    strange = replace(synthetic(seed=2), class_names=tuple(f"strange {number}" for number in range(CLASSES)))
-    write_features(tmp_path / "strange.npz", strange)
+    write_feature_set(tmp_path / "far.npz", dataclasses.replace(synthetic(seed=1), name="far"))
+    strange = dataclasses.replace(
+        synthetic(seed=2), class_names=tuple(f"strange {number}" for number in range(CLASSES))
+    )
+    write_feature_set(tmp_path / "strange.npz", strange)
     config = replace(small, protocol="cross-dataset", hosts=("coop",), baselines=("zero-shot",), seeds=1, max_steps=5)
     given = replace(config, targets=(tmp_path / "far.npz",))
-    lathadapter.run(given, tmp_path / "run")
+    train.run(given, tmp_path / "run")
     run, source = str(tmp_path / "run"), str(tree(tmp_path, synthetic().class_names))
     assert all("hierarchy" not in row for row in scores_of(["evaluate", run], capsys))
     rows = scores_of(["evaluate", run, "--taxonomy", source], capsys)
@@ -531,8 +556,10 @@ def test_a_run_on_features_is_scored_with_another_taxonomy(
 def test_the_taxonomy_of_a_run_may_lack_the_classes_of_other_data(
     finished: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    strange = replace(synthetic(seed=2), class_names=tuple(f"strange {number}" for number in range(CLASSES)))
-    write_features(tmp_path / "strange.npz", strange)
+    strange = dataclasses.replace(
+        synthetic(seed=2), class_names=tuple(f"strange {number}" for number in range(CLASSES))
+    )
+    write_feature_set(tmp_path / "strange.npz", strange)
     rows = scores_of(["evaluate", str(finished[0]), "--features", str(tmp_path / "strange.npz")], capsys)
     assert {row["test"] for row in rows} == {"strange"}
     assert all("hierarchy" not in row for row in rows)
@@ -560,7 +587,7 @@ def test_zero_shot_takes_wordnet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     rows = [f"class_{number}.n.01,{'even' if number % 2 == 0 else 'odd'}" for number in range(CLASSES)]
     (tmp_path / "nouns.csv").write_text("\n".join([*rows, "even,root", "odd,root", "beside,root"]))
     monkeypatch.setattr(Taxonomy, "from_wordnet", lambda: Taxonomy.load(tmp_path / "nouns.csv"))
-    write_features(tmp_path / "toy.npz", synthetic())
+    write_feature_set(tmp_path / "toy.npz", synthetic())
     found = []
     for source in ("wordnet", str(tree(tmp_path, names))):
         words = ["evaluate", "--task", "zeroshot", "--features", str(tmp_path / "toy.npz"), "--taxonomy", source]

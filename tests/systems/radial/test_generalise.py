@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from leafward.errors import DataError, UsageError
-from leafward.tasks.generalise import Generaliser, Inference, generate_chains, parse_chain
+from leafward.systems.radial.generalise import Generaliser, Inference, generate_chains, parse_chain
 
 CAPTIONS = ["a brown dog on a sofa", "a red car in the street", "two cats on a bed"]
 WORDS = "a brown dog on sofa red car in the street two cats bed animal pet vehicle => . thing"
@@ -127,6 +130,21 @@ def test_the_class_of_entailment_is_found_by_its_name(folders):
     assert Inference(folders / "nli").entailment == 2
     with pytest.raises(DataError, match="entailment"):
         Inference(folders / "other")
+
+
+@pytest.mark.parametrize(
+    ("kind", "opened", "gone"), [("causal", Generaliser, "h.0.mlp"), ("nli", Inference, "classif")]
+)
+def test_models_whose_files_lack_weights_are_refused(folders, tmp_path, kind, opened, gone):
+    """transformers would put random ones in their place, a random judge among them."""
+    shutil.copytree(folders / kind, tmp_path / kind)
+    file = tmp_path / kind / "model.safetensors"
+    state = load_file(file)
+    kept = {name: value for name, value in state.items() if gone not in name}
+    assert len(kept) < len(state)
+    save_file(kept, file, metadata={"format": "pt"})
+    with pytest.raises(DataError, match=rf"weights of the model are not in its files, for instance '.*{gone}"):
+        opened(tmp_path / kind)
 
 
 def test_bad_settings_are_refused():

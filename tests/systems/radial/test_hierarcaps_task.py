@@ -12,11 +12,11 @@ import pytest
 import torch
 from scipy.stats import kendalltau
 
+from leafward.data.captions import Captions, read_captions
 from leafward.errors import UsageError
 from leafward.hierarchy import metrics
-from leafward.intervals import mean_interval
-from leafward.tasks.captions import Captions, read_captions
-from leafward.tasks.hierarcaps import Candidates, paths, score
+from leafward.stats.intervals import mean_interval
+from leafward.systems.radial.hierarcaps import Candidates, paths, score
 
 
 def random_case(seed: int, chains: int = 25, images: int = 15, vocabulary: int = 40):
@@ -71,7 +71,7 @@ def test_batched_scores_equal_the_plain_loop(seed, steps):
 def test_blocks_of_images_change_nothing(monkeypatch):
     case = random_case(5)
     whole = score(*case)
-    monkeypatch.setattr("leafward.tasks.hierarcaps.LARGEST_BLOCK", 300)
+    monkeypatch.setattr("leafward.systems.radial.hierarcaps.LARGEST_BLOCK", 300)
     assert score(*case) == whole
 
 
@@ -131,7 +131,7 @@ def test_what_does_not_fit_is_refused():
         score(candidates, text, root, images, steps=1)
 
 
-PUBLISHED = json.loads((Path(__file__).parents[1] / "data" / "hierarcaps_paths.json").read_text(encoding="utf-8"))
+PUBLISHED = json.loads((Path(__file__).parents[2] / "data" / "hierarcaps_paths.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("encoder", ["base", "tuned"])

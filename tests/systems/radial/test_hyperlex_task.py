@@ -11,7 +11,7 @@ import torch
 from scipy.stats import rankdata
 
 from leafward.errors import DataError
-from leafward.tasks.hyperlex import PARTS, read_hyperlex, score, words
+from leafward.systems.radial.hyperlex import PARTS, read_hyperlex, score, words
 
 HEADER = "WORD1 WORD2 POS TYPE AVG_SCORE AVG_SCORE_0_10 STD SCORES..\n"
 LINES = ["dog animal N hyp-1 5.9 9.8 0.1 6", "animal dog N r-hyp-1 1.2 2.0 0.5 1", "dog cat N cohyp 0.5 0.8 0.2 1"]

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from leafward.adapters import RadialConfig
-from leafward.adapters.radial import Triples, angle_contrast, cone_loss, exterior_angle, pull, radial_loss, radius
+from leafward.config import checked
 from leafward.errors import UsageError
+from leafward.systems.radial import RadialConfig
+from leafward.systems.radial.loss import Triples, angle_contrast, cone_loss, exterior_angle, pull, radial_loss, radius
 
 
 def units(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -140,4 +141,4 @@ def test_hardest_pairs_are_the_widest_positive_and_the_narrowest_negative():
 )
 def test_bad_settings_are_refused_by_name(wrong):
     with pytest.raises(UsageError, match=next(iter(wrong))):
-        RadialConfig(**wrong)
+        checked(RadialConfig, wrong)

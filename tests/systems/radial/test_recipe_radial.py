@@ -12,18 +12,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from leafward.adapters.encoders import load_encoder
-from leafward.adapters.radial import RadialModel, Triples, radial_loss
-from leafward.adapters.radial_config import RadialConfig
-from leafward.cli import main
+from leafward.adapters import adapters
+from leafward.cli.dispatch import main
+from leafward.config import checked, replace
+from leafward.data.captions import Captions, write_captions
+from leafward.encoders.encoder import load_encoder
 from leafward.engine import Interrupted
 from leafward.errors import DataError, UsageError
-from leafward.recipes import _radial_training as training
-from leafward.recipes.radial import PRESETS, Config, run
-from leafward.tasks.captions import Captions, write_captions
-from leafward.tasks.radial import CaptionData, RadialTask
+from leafward.systems.radial import train as training
+from leafward.systems.radial.config import PRESETS, Config
+from leafward.systems.radial.loss import RadialModel, Triples, radial_loss
+from leafward.systems.radial.objective import RadialConfig
+from leafward.systems.radial.roots import load_roots
+from leafward.systems.radial.task import CaptionData, RadialTask
+from leafward.systems.radial.train import run
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "adapters"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "adapters"))
 from radial_toys import CHAINS, make
 
 CAPTIONS = [Captions.chain(*chain) for chain in CHAINS]
@@ -132,9 +136,9 @@ def test_captions_without_a_triple_are_left_out(base):
 def test_learned_roots_do_not_outlive_a_run_that_is_replaced(base, tmp_path):
     learned = config_for(base, epochs=1.0, objective=RadialConfig(root="learned"))
     run(learned, tmp_path / "run")
-    assert list(training.load_roots(tmp_path / "run")) == [""]
+    assert list(load_roots(tmp_path / "run")) == [""]
     run(config_for(base, epochs=1.0), tmp_path / "run", overwrite=True)
-    assert training.load_roots(tmp_path / "run") is None
+    assert load_roots(tmp_path / "run") is None
 
 
 @pytest.mark.parametrize("objective", [{}, {"loss": "cone"}, {"geometry": "lorentz"}, {"root": "learned"}])
@@ -160,14 +164,14 @@ def test_training_lowers_its_objective_and_can_be_evaluated(base, tmp_path, obje
 def test_the_twin_learns_in_the_other_geometry_from_the_same_start(base, tmp_path):
     config = config_for(base, epochs=4.0, twin=True)
     result = run(config, tmp_path / "run")
-    twin = json.loads((tmp_path / "run" / "twin" / "result.json").read_text())
+    twin = json.loads((tmp_path / "run" / "members" / "lorentz-0" / "result.json").read_text())
     assert result["twin"] == pytest.approx(twin["after"])
     assert result["parameters"] == twin["parameters"]
     assert [number["twin"] for number in result["headline"]] == [number["value"] for number in twin["headline"]]
     assert {number["twin_name"] for number in result["headline"]} == {"hyperbolic twin"}
-    plain = run(dataclasses.replace(config, twin=False), tmp_path / "plain")
+    plain = run(replace(config, twin=False), tmp_path / "plain")
     assert plain["after"] == result["after"]
-    other = dataclasses.replace(config, twin=False, objective=RadialConfig(geometry="lorentz"))
+    other = replace(config, twin=False, objective=RadialConfig(geometry="lorentz"))
     assert run(other, tmp_path / "other")["after"] == pytest.approx(twin["after"])
 
 
@@ -246,7 +250,14 @@ def test_adapters_are_merged_into_the_saved_model(base, tmp_path, train):
     result = run(config, tmp_path / "run")
     assert result["parameters"]["trained"] < result["parameters"]["all"] / 2
     plain = load_encoder(base / "sentence").model.state_dict().keys()
-    assert load_encoder(tmp_path / "run").model.state_dict().keys() == plain
+    merged = load_encoder(tmp_path / "run")
+    assert merged.model.state_dict().keys() == plain
+    adapted, texts = load_encoder(tmp_path / "run" / "adapter"), ["a small dog", "food"]
+    assert adapters(adapted.model)
+    torch.testing.assert_close(adapted.encode_text(texts), merged.encode_text(texts), atol=1e-5, rtol=0)
+    assert not torch.allclose(load_encoder(base / "sentence").encode_text(texts), merged.encode_text(texts), atol=1e-3)
+    run(config_for(base), tmp_path / "run", overwrite=True)
+    assert not (tmp_path / "run" / "adapter").exists()
 
 
 def test_validation_does_not_disturb_training(base, tmp_path):
@@ -289,9 +300,9 @@ def test_presets_and_bad_settings():
         assert isinstance(preset(), Config)
     authors = PRESETS["authors"]()
     assert (authors.lr, authors.batch_size, authors.epochs, authors.weight_decay) == (1e-7, 8, 1.0, 0.01)
-    assert dataclasses.astuple(authors.objective)[3:6] == (10.0, 1.0, 1.0)
+    assert [getattr(authors.objective, name) for name in ("pull", "contrast", "hardest")] == [10.0, 1.0, 1.0]
     with pytest.raises(UsageError, match="lr"):
-        Config(lr=0.0)
+        checked(Config, {"lr": 0.0})
     with pytest.raises(UsageError, match="--model"):
         run(Config(), Path("nowhere"))
 
@@ -322,7 +333,7 @@ def test_other_evaluations_by_the_command(base, tmp_path, capsys):
 
 def test_features_give_the_scores_of_their_model(base, tmp_path):
     """--features on hierarcaps: one row for each caption, equal captions repeated."""
-    from leafward.tasks.captions import read_captions, second_captions
+    from leafward.data.captions import read_captions, second_captions
 
     chains = read_captions(base / "test.jsonl")
     second = second_captions(chains, read_captions(base / "others.jsonl"))

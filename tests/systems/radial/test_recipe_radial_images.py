@@ -13,11 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
-from leafward.adapters.encoders import load_encoder
-from leafward.cli import main
-from leafward.tasks.captions import Captions, write_captions
+from leafward.cli.dispatch import main
+from leafward.data.captions import Captions, write_captions
+from leafward.encoders.encoder import load_encoder
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "adapters"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "adapters"))
 from radial_toys import make, tokenizer
 
 COLOURS = {"dog": "brown", "cat": "grey", "car": "red", "bus": "yellow"}

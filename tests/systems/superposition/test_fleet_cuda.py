@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from leafward.superposition import Fleet, ModelSpec, step
+from leafward.systems.superposition import Fleet, ModelSpec, step
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 MODELS = [ModelSpec(m, g, law=law) for law in ("power:1", "power:2") for g in (-0.5, 0.5, 0.0) for m in (5, 5, 12)]

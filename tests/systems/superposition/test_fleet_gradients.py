@@ -5,9 +5,9 @@ import itertools
 import pytest
 import torch
 
-from leafward.superposition import frequencies, step
-from leafward.superposition.sampler import Stream
-from leafward.superposition.step import Layout, Objective
+from leafward.systems.superposition import frequencies, step
+from leafward.systems.superposition.sampler import Stream
+from leafward.systems.superposition.step import Layout, Objective
 
 N, B = 60, 48
 

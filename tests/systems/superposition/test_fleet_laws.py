@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from leafward.errors import DataError, UsageError
-from leafward.superposition import etf_limit, etf_overlap, frequencies, random_overlap, weak_loss, welch_bound
+from leafward.measure import etf_limit, etf_overlap, random_overlap, welch_bound
+from leafward.systems.superposition import frequencies, weak_loss, weak_loss_leading
 
 
 def test_laws_have_their_shape_and_density():
@@ -112,9 +113,50 @@ def test_reference_line_of_the_paper():
 
 def test_weak_loss_ignores_all_but_the_most_frequent():
     p = torch.tensor([0.1, 0.4, 0.2, 0.3])
-    assert weak_loss(p, 2) == pytest.approx(4 / 3 * 0.3)
-    assert weak_loss(p, 4) == 0.0
-    with pytest.raises(UsageError, match="represented"):
-        weak_loss(p, 5)
+    assert weak_loss(p, 2) == pytest.approx(4 / 3 * 0.3 - 0.1**2 - 0.2**2)
+    assert weak_loss_leading(p, 2) == pytest.approx(4 / 3 * 0.3)
+    assert weak_loss(p, 4) == weak_loss_leading(p, 4) == 0.0
+    for theory in (weak_loss, weak_loss_leading):
+        with pytest.raises(UsageError, match="represented"):
+            theory(p, 5)
     with pytest.raises(UsageError, match="width"):
         welch_bound(5, 0)
+
+
+def test_weak_loss_is_what_the_best_biases_leave_of_ignored_features():
+    """A model that keeps m features exactly, the others' rows zero and biases searched numerically, on drawn data."""
+    p = torch.from_numpy(frequencies("power:1", 6, density=2.0))  # p_1 = .82: the second term is large
+    generator = torch.Generator().manual_seed(0)
+    rows = 400_000
+    x = 2 * torch.rand(rows, 6, generator=generator, dtype=torch.float64)
+    x = x * (torch.rand(rows, 6, generator=generator, dtype=torch.float64) < p)
+    for kept in (0, 2, 5):
+        weights = torch.eye(6, kept, dtype=torch.float64)
+        outputs = x @ weights @ weights.t()
+        # Each bias of an ignored feature has a term of the loss to itself: the best of a fine grid.
+        grid = torch.linspace(0, 1, 501, dtype=torch.float64)
+        best = [0.0 if i < kept else float(grid[_losses(x[:, i], grid).argmin()]) for i in range(6)]
+        per_row = (torch.relu(outputs + torch.tensor(best)) - x).square().sum(1)
+        error = 4 * float(per_row.std()) / rows**0.5
+        assert float(per_row.mean()) == pytest.approx(weak_loss(p, kept), abs=error)
+        assert abs(weak_loss_leading(p, kept) - weak_loss(p, kept)) > 3 * error  # the test can tell them apart
+        without = (torch.relu(outputs) - x).square().sum(1)
+        assert float(without.mean()) == pytest.approx(
+            weak_loss_leading(p, kept), abs=4 * float(without.std()) / rows**0.5
+        )
+        assert 1 - weak_loss(p, kept) / weak_loss_leading(p, kept) <= 0.75 * float(p[kept]) + 1e-12
+
+
+def _losses(values: torch.Tensor, biases: torch.Tensor) -> torch.Tensor:
+    """The mean squared error of each constant output ReLU(bias): values (B), biases (G) -> (G)."""
+    outputs = torch.relu(biases)
+    return values.square().mean() - 2 * outputs * values.mean() + outputs.square()
+
+
+@pytest.mark.parametrize("probability", [0.01, 0.5, 1.0])
+def test_weak_loss_of_one_feature_is_its_variance(probability):
+    """E[x²] − E[x]² by integrating over v ~ U(0, 2); at p = 1 the variance 1/3 of the uniform distribution."""
+    v = np.linspace(0, 2, 200_001)
+    mean = probability * np.trapezoid(v, v) / 2
+    variance = probability * np.trapezoid(v**2, v) / 2 - mean**2
+    assert weak_loss(torch.tensor([probability], dtype=torch.float64), 0) == pytest.approx(variance, rel=1e-8)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from leafward.superposition import Fleet, ModelSpec, frequencies, measures, weak_loss
+from leafward.systems.superposition import Fleet, ModelSpec, frequencies, measures, weak_loss, weak_loss_leading
 
 N, M = 37, 6
 
@@ -64,6 +64,7 @@ def test_describe(weights):
     assert strong == pytest.approx(brute_force(weights[norms > 1]))
     assert found["overlap_mean"] >= found["welch_bound"] > 0
     assert found["weak_loss"] == weak_loss(p, represented)
+    assert found["weak_loss_leading"] == weak_loss_leading(p, represented) > found["weak_loss"] > 0
 
 
 def test_loss_on_fresh_data_agrees_with_a_dense_evaluation():

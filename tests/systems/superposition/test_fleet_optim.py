@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from leafward.superposition import Fleet, ModelSpec, frequencies
-from leafward.superposition.optim import orthogonalise, schedule
-from leafward.superposition.sampler import Stream
+from leafward.systems.superposition import Fleet, ModelSpec, frequencies
+from leafward.systems.superposition.optim import orthogonalise, schedule
+from leafward.systems.superposition.sampler import Stream
 
 N, B, STEPS = 40, 64, 24
 SETTINGS: dict[str, Any] = {"features": N, "batch": B, "steps": STEPS, "warmup": 0.25, "precision": "float64"}

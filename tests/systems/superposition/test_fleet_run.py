@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-import leafward.superposition
+import leafward.systems.superposition
 from leafward.errors import DataError, UsageError
-from leafward.superposition import Fleet, FleetOptions, ModelSpec, log_steps, width_scaled_rates
+from leafward.systems.superposition import Fleet, FleetOptions, ModelSpec, log_steps, width_scaled_rates
 
 SETTINGS: dict[str, Any] = {"features": 50, "batch": 64, "steps": 40}
 MIXED = [
@@ -189,8 +189,8 @@ def test_a_vector_as_law():
 
 
 def test_public_names_are_lazy_and_listed():
-    assert set(leafward.superposition.__all__) <= set(dir(leafward.superposition))
-    for name in leafward.superposition.__all__:
-        assert callable(getattr(leafward.superposition, name)), name
+    assert set(leafward.systems.superposition.__all__) <= set(dir(leafward.systems.superposition))
+    for name in leafward.systems.superposition.__all__:
+        assert callable(getattr(leafward.systems.superposition, name)), name
     with pytest.raises(AttributeError, match="fleets"):
-        _ = leafward.superposition.fleets  # type: ignore[attr-defined]
+        _ = leafward.systems.superposition.fleets  # type: ignore[attr-defined]

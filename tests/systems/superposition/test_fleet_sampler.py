@@ -6,8 +6,8 @@ import torch
 from scipy import stats
 
 from leafward.errors import UsageError
-from leafward.superposition import frequencies
-from leafward.superposition.sampler import STEPS_PER_DRAW, Blocks, Stream
+from leafward.systems.superposition import frequencies
+from leafward.systems.superposition.sampler import STEPS_PER_DRAW, Blocks, Stream
 
 
 def rows_of(stream: Stream, batches: int) -> np.ndarray:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leafward.superposition import Fleet, ModelSpec
+from leafward.systems.superposition import Fleet, ModelSpec
 
 WIDTHS, STRONG, WEAK = (6, 12, 24), -1.0, 0.556
 

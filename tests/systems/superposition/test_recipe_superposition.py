@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,14 +13,13 @@ import numpy as np
 import pytest
 from scipy.stats import linregress
 
-from leafward.engine.config import from_dict, to_dict
+from leafward.config import checked, replace, to_dict
 from leafward.errors import UsageError
-from leafward.recipes import RECIPES, superposition
-from leafward.recipes import _superposition_analysis as analysis
-from leafward.recipes import _superposition_packs as packs
-from leafward.recipes._superposition_report import _joint
-from leafward.recipes.superposition import Config
 from leafward.report import Page, read_run
+from leafward.systems.superposition import analysis, packs, train
+from leafward.systems.superposition import config as superposition
+from leafward.systems.superposition.config import Config
+from leafward.systems.superposition.report import _joint
 
 # The quick preset in small: the same signs at looser bounds.
 SMALL = Config(
@@ -51,7 +49,7 @@ TINY = Config(
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("small") / "run"
-    return out, superposition.run(SMALL, out)
+    return out, train.run(SMALL, out)
 
 
 def verdicts(result: dict[str, Any]) -> dict[str, str]:
@@ -116,12 +114,12 @@ def test_run_directory_figures_and_report(finished):
 def test_finished_run_is_refused_and_its_config_reads_back(finished):
     out, _ = finished
     with pytest.raises(UsageError, match="finished"):
-        superposition.run(SMALL, out)
-    assert from_dict(Config, to_dict(SMALL)) == SMALL
+        train.run(SMALL, out)
+    assert checked(Config, to_dict(SMALL)) == SMALL
 
 
 def test_import_is_light():
-    code = f"import sys, {RECIPES['superposition']} as r; r.PRESETS['quick'](); print(*sys.modules)"
+    code = "import sys, leafward.systems.superposition.config as r; r.PRESETS['quick'](); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "numpy", "scipy", "matplotlib", "yaml"} & set(loaded)
 
@@ -165,7 +163,7 @@ def test_packs_cover_the_grid_once_and_are_balanced():
 )
 def test_bad_laws_and_data_are_refused_before_anything_is_written(tmp_path, changes, words):
     with pytest.raises(UsageError, match=words):
-        superposition.run(replace(TINY, **changes), tmp_path / "run")
+        train.run(replace(TINY, **changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -184,9 +182,9 @@ def test_bad_laws_and_data_are_refused_before_anything_is_written(tmp_path, chan
         ({"lr": -1.0}, "lr.*-1"),
         ({"workers": -1}, "workers.*-1"),
         ({"axis": ("data",), "data_rows": ()}, "data_rows.*at least one"),
-        ({"steps": "10"}, "steps must be an integer.*'10'"),
+        ({"steps": "ten"}, "steps must be an integer.*'ten'"),
         ({"widths": (4, 6.5)}, r"widths\[1\] must be an integer.*6.5"),
-        ({"axis": ("depth",)}, r"axis\[0\] must be one of steps, data"),
+        ({"axis": ("depth",)}, r"axis\[0\] must be one of data, steps"),
         ({"optim": "lion"}, "optim must be one of"),
         ({"executor": "ray"}, "workers must be an integer ≥ 1 on Ray.*0"),
     ],
@@ -272,7 +270,7 @@ def test_seeds_give_intervals_over_seeds(tmp_path):
 
 def test_result_survives_a_missing_plotting_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    result = superposition.run(TINY, tmp_path / "run")
+    result = train.run(TINY, tmp_path / "run")
     assert "matplotlib" in result["notes"][-1]
     assert json.loads((tmp_path / "run" / "result.json").read_text())["notes"] == result["notes"]
     assert not (tmp_path / "run" / "report.html").exists()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy.stats import t
 
-from leafward.recipes import _superposition_analysis as analysis
-from leafward.recipes import _superposition_claims as claims
-from leafward.recipes.superposition import Config
+from leafward.config import replace
+from leafward.systems.superposition import analysis, claims
+from leafward.systems.superposition.config import Config
 
 CONFIG = Config(
     features=1000,
@@ -39,6 +38,7 @@ def row(law: str, decay: float, width: int, seed: int) -> dict[str, Any]:
         "loss": loss,
         "loss_floor": 0.0,
         "weak_loss": 0.9 * loss,
+        "weak_loss_leading": 0.95 * loss,
         "phi_half": share,
         "phi_one": share / 2,
         "ambiguity": 1.0 + decay,

@@ -7,17 +7,16 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from leafward.engine.config import to_dict
+from leafward.config import replace, to_dict
 from leafward.errors import LeafwardError
-from leafward.recipes import _superposition_packs as packs
-from leafward.recipes import superposition
-from leafward.recipes.superposition import Config
+from leafward.systems.superposition import packs
+from leafward.systems.superposition import train as train_superposition
+from leafward.systems.superposition.config import Config
 
 CONFIG = Config(
     features=30,
@@ -37,11 +36,12 @@ CONFIG = Config(
 PROGRAM = """
 import json, sys
 from leafward.engine import Interrupted
-from leafward.engine.config import from_dict
-from leafward.recipes import superposition
+from leafward.config import checked
+from leafward.systems.superposition import config as superposition
+from leafward.systems.superposition import train as train_superposition
 if __name__ == "__main__":
     try:
-        superposition.run(from_dict(superposition.Config, json.loads(sys.argv[1])), sys.argv[2])
+        train_superposition.run(checked(superposition.Config, json.loads(sys.argv[1])), sys.argv[2])
     except Interrupted as stopped:
         sys.exit(stopped.exit_code)
 """
@@ -66,7 +66,7 @@ def without_time(path: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("unbroken") / "run"
-    superposition.run(CONFIG, out)
+    train_superposition.run(CONFIG, out)
     return out
 
 
@@ -79,7 +79,7 @@ def test_stopped_in_the_middle_and_resumed(tmp_path, unbroken, number):
     process.send_signal(number)
     assert process.wait() == (143 if number == signal.SIGTERM else -signal.SIGKILL)
     assert not (out / "result.json").exists()
-    superposition.run(CONFIG, out, resume=True)
+    train_superposition.run(CONFIG, out, resume=True)
     assert without_time(out) == without_time(unbroken)
     assert (out / "metrics.jsonl").read_text() == (unbroken / "metrics.jsonl").read_text()
     assert not list(out.glob("checkpoints/*/state.safetensors"))
@@ -96,7 +96,7 @@ def test_processes_stop_with_their_parent_and_give_the_same_result(tmp_path, unb
     saved = [path.stat().st_mtime_ns for path in out.glob("checkpoints/*/state.safetensors")]
     time.sleep(1)
     assert saved == [path.stat().st_mtime_ns for path in out.glob("checkpoints/*/state.safetensors")]
-    superposition.run(replace(config, workers=1), out, resume=True)
+    train_superposition.run(replace(config, workers=1), out, resume=True)
     assert without_time(out) == without_time(unbroken)
 
 
@@ -105,7 +105,7 @@ def test_ray_gives_the_same_result(tmp_path, unbroken, monkeypatch):
     pytest.importorskip("ray")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     handler = signal.getsignal(signal.SIGTERM)
-    superposition.run(replace(CONFIG, workers=2, executor="ray"), tmp_path / "run")
+    train_superposition.run(replace(CONFIG, workers=2, executor="ray"), tmp_path / "run")
     assert without_time(tmp_path / "run") == without_time(unbroken)
     # Ray puts its own handler in place, which ends the process before it can save; it must not stay.
     assert signal.getsignal(signal.SIGTERM) is handler
@@ -115,7 +115,7 @@ def test_tables_are_enough_to_finish_elsewhere(tmp_path, unbroken):
     for name in ("config.yaml", "env.json", "checkpoints/table.json"):
         (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "run" / name).write_bytes((unbroken / name).read_bytes())
-    superposition.run(CONFIG, tmp_path / "run", resume=True)
+    train_superposition.run(CONFIG, tmp_path / "run", resume=True)
     assert without_time(tmp_path / "run") == without_time(unbroken)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from leafward.superposition import audit
+from leafward.measure import audit
 
 
 def test_overlaps_in_the_checkpoints_own_type_are_rounded() -> None:

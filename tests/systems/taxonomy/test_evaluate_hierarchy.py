@@ -12,11 +12,11 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 
-from leafward.cli import main
+from leafward.cli.dispatch import main
 from leafward.errors import DataError, LeafwardError, UsageError
 from leafward.hierarchy import Taxonomy, decide, metrics
-from leafward.recipes import evaluate_hierarchy
-from leafward.recipes.evaluate_hierarchy import Args
+from leafward.systems.taxonomy import evaluate as evaluate_hierarchy
+from leafward.systems.taxonomy.evaluate import Args
 
 CATALOGUE = """\
 child,parent
@@ -174,8 +174,8 @@ def bad_files(folder: Path) -> dict[str, tuple[Path, dict]]:
     return {
         "no such file: .*absent.npy": (folder / "absent.npy", {}),
         "cannot read .*absent.csv": (folder / "absent.csv", {}),
-        r"broken.npy: cannot be read as .npy": (folder / "broken.npy", {}),
-        r"pickle.npy: cannot be read as .npy": (folder / "pickle.npy", {}),
+        r"broken.npy cannot be read as .npy": (folder / "broken.npy", {}),
+        r"pickle.npy cannot be read as .npy": (folder / "pickle.npy", {}),
         r"latin.csv: not UTF-8 text": (folder / "latin.csv", {}),
         r"p.txt: expected a file that ends in .csv": (folder / "p.txt", {}),
         r"--classes belongs to an array file.*x.csv": (folder / "x.csv", {"classes": folder / "wrong.txt"}),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,17 +13,19 @@ from rich.console import Console
 from safetensors.torch import load_file
 from scipy import stats
 
-from leafward.cli import main
+from leafward.cli.dispatch import main
+from leafward.config import checked, replace, to_dict
 from leafward.engine import Interrupted, RunDirectory
-from leafward.engine.config import from_dict, to_dict
 from leafward.errors import DataError, UsageError
 from leafward.geometry import Lorentz
 from leafward.hierarchy import Taxonomy
 from leafward.hierarchy.embedding import TaxonomyEmbedding
-from leafward.recipes import _taxonomy_report, data_index, evaluate_search, taxonomy
-from leafward.recipes import _taxonomy_training as training
-from leafward.recipes.taxonomy import Config
 from leafward.report import new_figure, read_run
+from leafward.systems.taxonomy import embed as training
+from leafward.systems.taxonomy import evaluate_search, train
+from leafward.systems.taxonomy import index as data_index
+from leafward.systems.taxonomy import report as _taxonomy_report
+from leafward.systems.taxonomy.config import Config
 
 NODES = 31
 
@@ -45,7 +46,7 @@ def config_of(tree: Path, **more) -> Config:
 def finished(tree, tmp_path_factory: pytest.TempPathFactory):
     out = tmp_path_factory.mktemp("taxonomy") / "run"
     config = config_of(tree, twin=True, seeds=2)
-    return out, config, taxonomy.run(config, out)
+    return out, config, train.run(config, out)
 
 
 def test_ancestors_come_first_and_the_twin_is_beside(finished):
@@ -83,18 +84,18 @@ def test_the_run_directory_holds_embeddings_and_a_page(finished):
     table = load_file(out / "embeddings.safetensors")["tangent"]
     assert table.shape == (NODES, 3)
     assert RunDirectory.open(out).recipe == "taxonomy"
-    losses = [record["train/loss"] for record in RunDirectory.open(out).metrics()]
+    losses = [record["lorentz-0/train/loss"] for record in RunDirectory.open(out).metrics()]
     assert len(losses) == 60
     assert losses[-1] < 0.5 * losses[0]
     page = (out / "report.html").read_text()
     assert page.count("<svg") == 3
     assert "euclidean" in page
     assert ">n0</text>" in page.partition("</svg>")[0]  # the most general nodes are named in the picture
-    for name in ("lorentz-seed1", "euclidean-seed0", "euclidean-seed1"):
+    for name in ("lorentz-1", "euclidean-0", "euclidean-1"):
         assert (out / "members" / name / "embeddings.safetensors").is_file()
-    assert from_dict(Config, to_dict(config)) == config
+    assert checked(Config, to_dict(config)) == config
     with pytest.raises(UsageError, match="finished"):
-        taxonomy.run(config, out)
+        train.run(config, out)
 
 
 def test_the_lines_of_the_disk_are_geodesics():
@@ -145,7 +146,7 @@ def test_what_a_run_saves_can_be_searched(finished, tmp_path):
 
 
 def test_an_index_takes_the_curvature_of_the_run(tree, tmp_path):
-    taxonomy.run(config_of(tree, epochs=1, c=0.25), tmp_path / "run")
+    train.run(config_of(tree, epochs=1, c=0.25), tmp_path / "run")
     for given, c in ((None, 0.25), (2.0, 2.0)):
         args = data_index.Args(tmp_path / "run", tmp_path / f"index-{c}", taxonomy=str(tree), c=given)
         data_index.run(args, Console(quiet=True))
@@ -154,7 +155,7 @@ def test_an_index_takes_the_curvature_of_the_run(tree, tmp_path):
 
 @pytest.mark.parametrize("geometry", ["poincare", "euclidean"])
 def test_cones_in_every_geometry(tree, tmp_path, geometry):
-    result = taxonomy.run(config_of(tree, geometry=geometry, objective="cones", epochs=80), tmp_path / "run")
+    result = train.run(config_of(tree, geometry=geometry, objective="cones", epochs=80), tmp_path / "run")
     assert result["members"][0]["mean_average_precision"] > 0.8
     assert result["members"][0]["entailment_auc"] > 0.95
     assert "One seed" in result["notes"][0]
@@ -181,7 +182,7 @@ def test_the_smallest_taxonomy_is_measured():
 
 def test_a_stopped_run_continues_bit_for_bit(tree, tmp_path, monkeypatch):
     config = config_of(tree, epochs=10, twin=True)
-    whole = taxonomy.run(config, tmp_path / "whole")
+    whole = train.run(config, tmp_path / "whole")
     calls, forward = [0], TaxonomyEmbedding.forward
 
     def stopping(self, batch):
@@ -192,19 +193,19 @@ def test_a_stopped_run_continues_bit_for_bit(tree, tmp_path, monkeypatch):
 
     monkeypatch.setattr(TaxonomyEmbedding, "forward", stopping)
     with pytest.raises(Interrupted):
-        taxonomy.run(config, tmp_path / "part")
+        train.run(config, tmp_path / "part")
     assert not (tmp_path / "part/result.json").exists()
-    result = taxonomy.run(config, tmp_path / "part", resume=True)
+    result = train.run(config, tmp_path / "part", resume=True)
     for member, other in zip(result["members"], whole["members"], strict=True):
         assert {**member, "time": None} == {**other, "time": None}
     with pytest.raises(UsageError, match="finished"):
-        taxonomy.run(replace(config, epochs=3), tmp_path / "part", resume=True)
-    assert taxonomy.run(replace(config, epochs=3, twin=False), tmp_path / "part", overwrite=True)["paired"] == {}
+        train.run(replace(config, epochs=3), tmp_path / "part", resume=True)
+    assert train.run(replace(config, epochs=3, twin=False), tmp_path / "part", overwrite=True)["paired"] == {}
 
 
 def test_large_taxonomies_are_measured_on_a_sample(tree, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "PAIRS", 50)
-    result = taxonomy.run(config_of(tree, epochs=1, eval_nodes=5), tmp_path / "run")
+    result = train.run(config_of(tree, epochs=1, eval_nodes=5), tmp_path / "run")
     assert any("random sample of 5 of the 31 nodes" in note for note in result["notes"])
     first, second = training.some_pairs(NODES, np.random.default_rng(0))
     assert len(first) == 50
@@ -218,8 +219,8 @@ def test_large_taxonomies_are_measured_on_a_sample(tree, tmp_path, monkeypatch):
     [
         ({"dim": 0}, "dim must be an integer ≥ 1, got 0"),
         ({"epochs": 0}, "epochs must be"),
-        ({"c": -1.0}, "c must be a positive number, got -1.0"),
-        ({"lr": 0.0}, "lr must be a positive number"),
+        ({"c": -1.0}, "c must be a finite number > 0, got -1.0"),
+        ({"lr": 0.0}, "lr must be a finite number > 0"),
         ({"temperature": float("nan")}, "temperature must be"),
         ({"seed": -1}, "seed must be"),
         ({"geometry": "euclidean", "twin": True}, "twin must be left out"),
@@ -227,7 +228,7 @@ def test_large_taxonomies_are_measured_on_a_sample(tree, tmp_path, monkeypatch):
 )
 def test_bad_settings_are_named(tree, more, message):
     with pytest.raises(UsageError, match=message):
-        config_of(tree, **more)
+        checked(Config, config_of(tree, **more))
 
 
 def test_bad_taxonomies_are_named(tmp_path):
@@ -243,9 +244,9 @@ def test_bad_taxonomies_are_named(tmp_path):
         ("", UsageError, "data is missing"),
     ):
         with pytest.raises(error, match=message):
-            taxonomy.run(Config(data=str(tmp_path / name) if name else ""), tmp_path / "run")
+            train.run(Config(data=str(tmp_path / name) if name else ""), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    forest = taxonomy.run(Config(data=str(tmp_path / "two.csv"), root="top", epochs=1, device="cpu"), tmp_path / "run")
+    forest = train.run(Config(data=str(tmp_path / "two.csv"), root="top", epochs=1, device="cpu"), tmp_path / "run")
     assert "5 nodes" in forest["taxonomy"]
 
 

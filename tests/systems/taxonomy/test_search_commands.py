@@ -11,11 +11,12 @@ import torch
 from rich.console import Console
 from safetensors.torch import save_file
 
-from leafward.cli import main
+from leafward.cli.dispatch import main
 from leafward.errors import DataError, LeafwardError, UsageError
 from leafward.geometry import Lorentz
 from leafward.hierarchy import Taxonomy, metrics
-from leafward.recipes import data_index, evaluate_search
+from leafward.systems.taxonomy import evaluate_search
+from leafward.systems.taxonomy import index as data_index
 
 TREE = "child,parent\nanimal,\ndog,animal\ncat,animal\npoodle,dog\ncorgi,dog\ntabby,cat\n"
 LABELS = ["poodle", "poodle", "corgi", "tabby", "tabby", "dog"]

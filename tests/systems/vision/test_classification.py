@@ -1,15 +1,20 @@
 """Classification: scores against counting by hand, mixed targets, and the checks before training."""
 
+import random
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from leafward.data.images import ImageSets, from_arrays, read_image
+from leafward.data.samples import photos
 from leafward.errors import DataError, UsageError
 from leafward.hierarchy import Taxonomy
-from leafward.tasks.augment import Augment
-from leafward.tasks.classification import Classification, Predictions, score
-from leafward.tasks.images import ImageSets, from_arrays
+from leafward.systems.hcformer import config as hcformer
+from leafward.systems.himapper import config as himapper
+from leafward.systems.vision.augment import Augment
+from leafward.systems.vision.classification import Classification, Predictions, operations, score
 
 CLASSES = ["shoe", "boot", "hat", "cap"]
 TREE = Taxonomy.from_edges(
@@ -62,8 +67,8 @@ def test_loss_of_plain_and_mixed_batches():
     one, other = (0.9 * nn.functional.one_hot(t, 4) + 0.1 / 4 for t in (labels, labels.flip(0)))
     expected = -((lam * one + (1 - lam) * other) * model(blend).log_softmax(1)).sum()
     torch.testing.assert_close(mixed.total, expected, rtol=1e-4, atol=1e-4)
-    odd = task.loss(model, (images[:5], labels[:5]))
-    assert int(odd.count) == 5
+    with pytest.raises(UsageError, match=r"mix images in pairs: loop\.micro_batch .* must be even, not 5"):
+        task.loss(model, (images[:5], labels[:5]))
 
 
 def test_predictions_follow_the_held_out_order():
@@ -91,3 +96,54 @@ def test_what_is_wrong_is_named():
     unlabelled = from_arrays(np.zeros((4, 40, 40, 3), dtype=np.uint8), np.array([0, 1, 2, -1]), CLASSES, "set")
     with pytest.raises(DataError, match=r"the label of set\[3\] is -1"):
         Classification(ImageSets(unlabelled, sets().held_out), 32).check()
+
+
+def photo(side: int = 64):
+    return read_image(photos()[0].jpeg).resize((side, side))
+
+
+def policies() -> list[str]:
+    """Those of all presets and of timm's other kinds; mmax20 goes beyond the range of timm's levels."""
+    presets = [make() for module in (hcformer, himapper) for make in module.PRESETS.values()]
+    chosen = {preset.augment.auto for preset in presets if preset.augment.auto}
+    assert chosen
+    return sorted(
+        chosen | {"rand-m9", "rand-m20-mmax20-inc1", "augmix-m10", "v0", "v0r", "original", "originalr", "3a"}
+    )
+
+
+@pytest.mark.parametrize("policy", policies())
+def test_every_operation_works_at_every_magnitude(policy):
+    """timm's posterize asks for 0 bits at its strongest level, and for fewer beyond; Pillow 13 refuses that."""
+    image = photo()
+    pixels = np.asarray(image)
+    posterized = set()
+    for operation in operations(Classification(sets(), 64, Augment(auto=policy)).dataset.transform):
+        operation.prob, operation.magnitude_std = 1.0, 0.0
+        for magnitude in np.linspace(0.0, operation.magnitude_max or 10.0, 41).tolist():
+            operation.magnitude = magnitude
+            changed = operation(image)
+            assert (changed.size, changed.mode) == (image.size, image.mode)
+            kept = int(magnitude / 10 * 4)
+            bits = {"Posterize": kept, "PosterizeIncreasing": 4 - kept, "PosterizeOriginal": 4 + kept}
+            if operation.name in bits:
+                steps = 2 ** (8 - max(1, bits[operation.name]))
+                np.testing.assert_array_equal(np.asarray(changed), pixels // steps * steps)
+                posterized.add(bits[operation.name])
+    assert (min(posterized, default=0) <= 0) or policy == "original"
+    assert posterized or policy == "3a"
+
+
+@pytest.mark.parametrize("module", [hcformer, himapper])
+def test_the_presets_augmentation_takes_thousands_of_pictures(module):
+    """About one in 700 draws a posterize without a bit."""
+    augment = next(made.augment for made in (make() for make in module.PRESETS.values()) if made.augment.auto)
+    transform = Classification(sets(), 32, augment).dataset.transform
+    image = photo(48)
+    for seed in range(2000):
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002  (timm draws from it)
+        torch.manual_seed(seed)
+        changed = transform(image)
+        assert changed.shape == (3, 32, 32)
+        assert changed.isfinite().all()

@@ -1,5 +1,6 @@
 """Detection: COCO and VOC data, COCO AP on known answers, and a detector that trains."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -7,9 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
+from leafward.data.boxes import ObjectSets, Photo, Thing, load_objects
+from leafward.data.images import Pixels
 from leafward.errors import DataError, UsageError
-from leafward.tasks.detection import Detection, ObjectSets, average_precision, detector, load_objects
-from leafward.tasks.images import Pixels
+from leafward.systems.vision.detection import Detection, average_precision, detector
 
 pytest.importorskip("pycocotools")
 
@@ -147,7 +149,11 @@ def test_bad_data_are_named(tmp_path):
     bad("category", lambda r: r["annotations"][2].update(category_id=5), "annotation 2 has category 5")
     bad("size", lambda r: r["images"][3].update(width=50), r"3\.png is \(60, 40\), but its annotation says \(50, 40\)")
     bad("class", lambda r: r["categories"].append({"id": 9, "name": "owl"}), "the class 'owl' has no object")
-    bad("outline", lambda r: r["annotations"][1].update(segmentation=[[1, 2]]), r"1\.png: an outline cannot be drawn")
+    bad(
+        "outline",
+        lambda r: r["annotations"][1].update(segmentation=[[1, 2]]),
+        r"1\.png: an outline cannot be drawn \(annotation 1 of .*all\.json\)",
+    )
     bad("keys", lambda r: r.pop("images"), "not a COCO annotation file")
     (tmp_path / "size" / "images" / "0.png").write_bytes(b"nothing")
     bad_image = coco(tmp_path / "image")
@@ -180,6 +186,119 @@ def test_outlines_of_some_objects_only_are_refused_by_the_name_of_the_photo(tmp_
         Detection(objects)
     none = load_objects(coco(tmp_path, lambda record: [each.pop("segmentation") for each in record["annotations"]]))
     assert Detection(none).decoder == "faster-rcnn"
+
+
+def blobs(count=4, height=40, width=60):
+    """Masks of every kind: speckled, in blocks, one pixel, all but one, and full from the first pixel on."""
+    rng = np.random.default_rng(0)
+    found = [(rng.random((height, width)) < share).astype(np.uint8) for share in (0.02, 0.5, 0.98)]
+    for _ in range(count):
+        block = np.zeros((height, width), dtype=np.uint8)
+        top, left = rng.integers(0, height - 8), rng.integers(0, width - 8)
+        block[top : top + rng.integers(1, 40), left : left + rng.integers(1, 50)] = 1
+        found.append(block)
+    for place in (0, height * width - 1):
+        one = np.zeros(height * width, dtype=np.uint8)
+        one[place] = 1
+        found += [one.reshape(height, width), 1 - one.reshape(height, width)]
+    return [*found, np.ones((height, width), dtype=np.uint8)]
+
+
+def runs(mask):
+    """COCO's uncompressed counts, by looking for changes down the columns."""
+    line = np.concatenate([[0], mask.ravel(order="F")])
+    ends = np.flatnonzero(np.diff(line))
+    return np.diff([0, *ends, mask.size]).tolist()
+
+
+def with_outlines(folder, outlines):
+    """COCO's layout, with one photo for each outline, in its order; all are trained on."""
+
+    def change(record):
+        for each, outline in zip(record["annotations"], outlines, strict=True):
+            each["segmentation"] = outline
+
+    objects = load_objects(coco(folder, change, photos=len(outlines)), held_out=0.1)
+    photos = sorted(objects.train + objects.held_out, key=lambda photo: int(photo.file.stem))
+    return ObjectSets(photos, photos, objects.classes)
+
+
+@pytest.mark.parametrize("form", ["compressed text", "compressed bytes", "uncompressed"])
+def test_run_length_codes_are_drawn(tmp_path, form):
+    """Against the masks that they were made of; all forms that pycocotools itself takes for an annotation."""
+    from pycocotools import mask as peer
+
+    drawn = blobs()
+    packed = [peer.encode(np.asfortranarray(mask)) for mask in drawn]
+    text = [{"size": code["size"], "counts": code["counts"].decode()} for code in packed]
+    counted = [{"size": [40, 60], "counts": runs(mask)} for mask in drawn]
+    objects = with_outlines(tmp_path, counted if form == "uncompressed" else text)
+    if form == "compressed bytes":
+        for photo, code in zip(objects.train, packed, strict=True):
+            photo.things[0] = dataclasses.replace(photo.things[0], outline=code)
+    task = Detection(objects, hflip=0.0)
+    task.check()
+    for index, mask in enumerate(drawn):
+        np.testing.assert_array_equal(task.dataset[index][1]["masks"][0].numpy(), mask)
+    found = [record | {"segmentation": code} for record, code in zip(answers(objects.train), packed, strict=True)]
+    assert average_precision(objects.train, objects.classes, found, True)["mask_ap"] == 1.0
+
+
+def test_large_run_length_codes_are_drawn(tmp_path):
+    """Runs of many digits, in a picture of a million pixels."""
+    from pycocotools import mask as peer
+
+    rows, columns = np.mgrid[:1000, :1200]
+    mask = ((rows - 400) ** 2 / 9 + (columns - 700) ** 2 < 300**2).astype(np.uint8)
+    code = peer.encode(np.asfortranarray(mask))
+    Image.new("RGB", (1200, 1000)).save(tmp_path / "a.png")
+    photo = Photo(tmp_path / "a.png", [Thing((0, 0, 1200, 1000), 0, code)])
+    target = Detection(ObjectSets([photo], [photo], ["x"]), hflip=0.0).dataset[0][1]
+    np.testing.assert_array_equal(target["masks"][0].numpy(), mask)
+
+
+def test_polygons_are_drawn_as_by_pycocotools(tmp_path):
+    from pycocotools import mask as peer
+
+    two = [[5.0, 4.0, 25.5, 4.0, 18.0, 20.0], [30.0, 10.0, 58.0, 12.0, 50.0, 39.0, 31.0, 30.0]]
+    square = [[10, 10, 20, 10, 20, 20, 10, 20]]
+    task = Detection(with_outlines(tmp_path, [two, square]), hflip=0.0)
+    expected = peer.decode(peer.merge(peer.frPyObjects(two, 40, 60)))
+    np.testing.assert_array_equal(task.dataset[0][1]["masks"][0].numpy(), expected)
+    assert int(task.dataset[1][1]["masks"].sum()) == 100
+
+
+@pytest.mark.parametrize(
+    ("outline", "words"),
+    [
+        ({"size": [60, 40], "counts": [2400]}, r"the size of its run-length code is \[60, 40\].*image \[40, 60\]"),
+        ({"size": 2400, "counts": [2400]}, "the size of its run-length code is 2400"),
+        ({"counts": [2400]}, "the size of its run-length code is None"),
+        ({"size": [40, 60]}, "must be a text or a list, not NoneType"),
+        ({"size": [40, 60], "counts": [2000, 300]}, "are of 2300 pixels, the image has 2400"),
+        ({"size": [40, 60], "counts": [2500, -100]}, "must be whole numbers ≥ 0"),
+        ({"size": [40, 60], "counts": [2000.5, 399.5]}, "must be whole numbers ≥ 0"),
+        ({"size": [40, 60], "counts": ""}, "are of 0 pixels, the image has 2400"),
+        ({"size": [40, 60], "counts": "no such code"}, "are broken at character 2"),
+        ({"size": [40, 60], "counts": "0ö0"}, "are broken at character 1"),
+        ({"size": [40, 60], "counts": "oooooooo0"}, "are broken at character 7"),
+        ({"size": [40, 60], "counts": "PP"}, "are cut off"),
+        ({"size": [40, 60], "counts": "11"}, "are of 2 pixels"),
+        ([[1, 2, 3, 4], [1, 2]], "it is no list of polygons"),
+        ("nothing", "it is no list of polygons"),
+    ],
+)
+def test_broken_outlines_are_named(tmp_path, outline, words):
+    """By photo, file and annotation, also where nothing is looked at before the training."""
+    square = [[10, 10, 20, 10, 20, 20, 10, 20]]
+    objects = with_outlines(tmp_path, [square, outline])
+    place = r"1\.png: an outline cannot be drawn \(annotation 1 of .*all\.json\): .*"
+    with pytest.raises(DataError, match=f"training photos: .*{place}{words}"):
+        Detection(objects).check()
+    with pytest.raises(DataError, match=f"{place}{words}"):
+        Detection(objects).dataset[1]
+    with pytest.raises(DataError, match=f"{place}{words}"):
+        average_precision(objects.train, objects.classes, answers(objects.train), True)
 
 
 def test_photos_are_normalised_as_asked():

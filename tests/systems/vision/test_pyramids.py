@@ -5,10 +5,10 @@ import timm
 import torch
 
 from leafward.errors import UsageError
-from leafward.models import HiMapper
-from leafward.tasks.detection import Pyramid
-from leafward.tasks.pyramids import any_size, coarsest, pyramid
-from leafward.tasks.segmentation import SegmentationModel
+from leafward.systems.himapper import HiMapper
+from leafward.systems.vision.detection import Pyramid
+from leafward.systems.vision.pyramids import any_size, coarsest, pyramid
+from leafward.systems.vision.segmentation import SegmentationModel
 
 SWIN = "swin_tiny_patch4_window7_224"
 SMALL = {"window_size": 4, "embed_dim": 16, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 2, 2)}

@@ -1,9 +1,10 @@
 """The vision recipe from data to report, its evaluation and its explanation, on pictures made here."""
 
+import dataclasses
+import io
 import itertools
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +13,19 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from leafward.commands import evaluate
+from leafward.cli import evaluate
+from leafward.config import checked, replace
 from leafward.engine import LoopConfig, OptimConfig
 from leafward.errors import DataError, LeafwardError, UsageError
-from leafward.intervals import share_interval
-from leafward.recipes import _hcformer_drawing as drawing
-from leafward.recipes import evaluate_vision, explain_hcformer, hcformer
-from leafward.recipes._hcformer_model import open_backbone, open_card, open_model, starting_point
-from leafward.recipes._hcformer_train import arms_of, load_backbone, started
+from leafward.stats.intervals import share_interval
+from leafward.systems.hcformer import config as hcformer
+from leafward.systems.hcformer import explain as explain_hcformer
+from leafward.systems.hcformer import figures as drawing
+from leafward.systems.hcformer import train
+from leafward.systems.hcformer.open import open_backbone
+from leafward.systems.vision import evaluate as evaluate_vision
+from leafward.systems.vision.build import open_card, open_model, starting_point
+from leafward.systems.vision.train import arms_of, load_backbone, started
 
 COLOURS = ("red", "green", "blue")
 LOOP = LoopConfig(steps=8, batch_size=6, eval_every=4, log_every=2, checkpoint_every=4)
@@ -47,7 +53,7 @@ def finished(pictures, tmp_path_factory) -> tuple[Path, dict]:
     config = hcformer.Config(
         data=str(pictures), size=32, held_out=0.25, twin=True, taxonomy=folder / "tree.csv", loop=LOOP, optim=OPTIM
     )
-    return folder / "run", hcformer.run(config, folder / "run")
+    return folder / "run", train.run(config, folder / "run")
 
 
 def quiet() -> Console:
@@ -116,7 +122,7 @@ def test_other_data_are_scored_by_a_published_model(finished, pictures, evaluati
 
 
 def test_backbone_goes_into_another_task(finished):
-    from leafward.tasks.segmentation import SegmentationModel
+    from leafward.systems.vision.segmentation import SegmentationModel
 
     out, _ = finished
     model = SegmentationModel("hcformer_nano", 2, arguments={"geometry": "lorentz"})
@@ -130,12 +136,12 @@ def test_backbone_goes_into_another_task(finished):
 
 def test_a_backbone_of_timm_is_made_for_its_images_and_goes_into_another_task(pictures, tmp_path):
     """timm's pyramid has other names for the same weights, and a ViT must be told the size."""
-    from leafward.tasks.segmentation import SegmentationModel
+    from leafward.systems.vision.segmentation import SegmentationModel
 
     loop = replace(LOOP, steps=1, eval_every=1)
     for name in ("test_convnext", "test_vit"):
         config = hcformer.Config(data=str(pictures), model=name, size=64, held_out=0.25, loop=loop, optim=OPTIM)
-        hcformer.run(config, tmp_path / name)
+        train.run(config, tmp_path / name)
     model = SegmentationModel("test_convnext", 2)
     load_backbone(model, tmp_path / "test_convnext")
     trained = open_model(tmp_path / "test_convnext")[0].state_dict()
@@ -147,7 +153,7 @@ def test_each_geometry_starts_from_its_own_backbone(finished, tmp_path):
     """A twin that started from the other geometry's weights would not be one."""
     out, _ = finished
     card = open_card(out)[0]
-    twin = replace(card, arguments=card.arguments | {"geometry": "euclidean"})
+    twin = dataclasses.replace(card, arguments=card.arguments | {"geometry": "euclidean"})
     assert starting_point(out, card, 0) == out / "model"
     assert starting_point(out, twin, 5) == out / "members" / "euclidean-0" / "model"
     config = hcformer.Config(data="", init=out, geometry="euclidean", loop=LOOP)
@@ -191,7 +197,7 @@ def test_wrong_settings_remove_no_earlier_run(finished, pictures, tmp_path, chan
         (data / "classes.txt").write_text("a\nb\n")
     config = hcformer.Config(**({"data": str(data), "size": 32, "loop": LOOP, "optim": OPTIM} | changes))
     with pytest.raises(LeafwardError, match=words):
-        hcformer.run(config, out, overwrite=True)
+        train.run(config, out, overwrite=True)
     assert (out / "result.json").read_text() == "{}"
 
 
@@ -217,7 +223,7 @@ def test_a_published_model_knows_the_pixels_that_do_not_count(finished, tmp_path
         loop=loop,
         optim=OPTIM,
     )
-    result = hcformer.run(config, tmp_path / "run")
+    result = train.run(config, tmp_path / "run")
     args = evaluate_vision.Args(tmp_path / "run" / "model", data=config.data, device="cpu", out=tmp_path / "found")
     found = evaluate_vision.run(args, quiet())["scores"]["model"]
     assert found == pytest.approx(result["members"][0]["scores"])
@@ -230,6 +236,7 @@ def test_a_run_is_explained(finished, pictures, tmp_path):
     assert len(result["pictures"]) == 4
     page = (tmp_path / "seen" / "index.html").read_text()
     assert "untrained" not in page
+    assert result["trained"] is True
     assert page.count("data:image/png") == 4
     for counts in result["regions"].values():
         assert counts == sorted(counts, reverse=True)  # coarser stages have fewer regions
@@ -237,9 +244,19 @@ def test_a_run_is_explained(finished, pictures, tmp_path):
         explain_hcformer.run(explain_hcformer.Args("hcformer_nan", images, tmp_path), quiet())
 
 
+def test_an_untrained_model_is_explained_as_one(pictures, tmp_path):
+    """On the page, on the terminal and in the result."""
+    said = io.StringIO()
+    args = explain_hcformer.Args("hcformer_nano", (pictures / "red" / "0.png",), tmp_path / "seen", size=64)
+    result = explain_hcformer.run(args, Console(file=said, width=200))
+    assert result["trained"] is False
+    assert "hcformer_nano is untrained: its weights are random" in said.getvalue()
+    assert "untrained" in (tmp_path / "seen" / "index.html").read_text()
+
+
 def test_models_and_checkpoints_are_explained_without_being_told_what_they_are(finished, pictures, tmp_path):
     """A model's folder, also away from its run, a training's checkpoint, and a run that has published nothing yet."""
-    from leafward.cli import main
+    from leafward.cli.dispatch import main
 
     out, result = finished
     best = f"step-{result['members'][0]['step']:08d}"  # it is what was published
@@ -298,16 +315,16 @@ def test_bad_data_leave_no_run_behind(pictures, tmp_path):
     (bad / "a" / "0.png").write_bytes(b"torn")
     config = hcformer.Config(data=str(bad), size=32, held_out=0.5, loop=LOOP, optim=OPTIM)
     with pytest.raises(DataError, match=r"a/0\.png cannot be read"):
-        hcformer.run(config, tmp_path / "run")
+        train.run(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     with pytest.raises(UsageError, match="--data must name"):
-        hcformer.run(replace(config, data=None), tmp_path / "run")
+        train.run(replace(config, data=None), tmp_path / "run")
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"size": 16}, "size must be at least 32"),
+        ({"size": 16}, "size must be an integer from 32"),
         ({"model": "resnet18", "twin": True}, "off for a model without geometry"),
         ({"decoder": "unet"}, "semantic-fpn or smp:NAME"),
         ({"seeds": 0}, "seeds must be"),
@@ -315,7 +332,7 @@ def test_bad_data_leave_no_run_behind(pictures, tmp_path):
 )
 def test_bad_settings_are_named(changes, words):
     with pytest.raises(UsageError, match=words):
-        hcformer.Config(**changes)
+        checked(hcformer.Config, changes)
 
 
 def test_presets_are_valid():

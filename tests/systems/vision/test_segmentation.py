@@ -6,17 +6,9 @@ import torch
 from PIL import Image
 from torch import nn
 
+from leafward.data.scenes import IGNORED, confusion, load_scenes, score
 from leafward.errors import DataError, UsageError
-from leafward.tasks.segmentation import (
-    IGNORED,
-    Segmentation,
-    SegmentationModel,
-    SemanticFPN,
-    confusion,
-    load_scenes,
-    predict,
-    score,
-)
+from leafward.systems.vision.segmentation import Segmentation, SegmentationModel, SemanticFPN, predict
 
 SMALL = {"depths": (1, 1, 1, 1)}
 
@@ -149,6 +141,90 @@ def test_sliding_equals_whole_for_a_model_without_context():
     assert torch.equal(predict(model, image, 64, sliding=True), predict(model, image, 64, sliding=False))
 
 
+RAMP = 2  # pixels to a level of colour, in `landscape`
+
+
+def landscape(folder, width, height):
+    """Two scenes whose red is a ramp from left to right and whose green one from top to bottom, with a mask of four
+    classes in quarters; no pixel is black or ignored."""
+    rows, columns = np.mgrid[:height, :width]
+    image = np.stack([40 + columns // RAMP, 40 + rows // RAMP, np.full_like(rows, 255)], axis=-1)
+    quarters = (columns >= width // 2) + 2 * (rows >= height // 2)
+    for name in ("a", "b"):
+        for part, values in (("images", image), ("masks", quarters)):
+            (folder / part).mkdir(exist_ok=True)
+            Image.fromarray(values.astype(np.uint8)).save(folder / part / f"{name}.png")
+    return load_scenes(folder, held_out=0.5)
+
+
+def seen(task, count):
+    """Of `count` crops: bytes of the image (n, s, s, 3), labels (n, s, s)."""
+    crops = [task.dataset[0] for _ in range(count)]
+    mean, std = (np.array(values) for values in task.pixels)
+    images = np.stack([image.permute(1, 2, 0).numpy() for image, _ in crops])
+    return (images * std + mean) * 255, np.stack([labels.numpy() for _, labels in crops])
+
+
+def scales(images, labels):
+    """How much larger each scene is in its crop than in its file, by the slopes of its ramps."""
+    found = []
+    for image, inside in zip(images, labels != IGNORED, strict=True):
+        rows, columns = (np.flatnonzero(inside.any(axis=k))[[2, -3]] for k in (1, 0))  # away from the borders
+        middle = image[rows.mean().astype(int), columns.mean().astype(int)]
+        across = abs(image[rows[0], columns[1], 0] - image[rows[0], columns[0], 0]) / (columns[1] - columns[0])
+        down = abs(image[rows[1], columns[0], 1] - image[rows[0], columns[0], 1]) / (rows[1] - rows[0])
+        assert middle[2] == pytest.approx(255, abs=0.1)
+        assert across == pytest.approx(down, rel=0.15)
+        found.append(1 / (RAMP * (across + down) / 2))
+    return np.array(found)
+
+
+@pytest.mark.parametrize(("width", "height"), [(171, 128), (128, 171), (256, 128), (320, 64)])
+def test_crops_are_scaled_by_the_shorter_side(tmp_path, width, height):
+    """As the paper's recipe does, Resize to (2048, 512) with ratios of 0.5 to 2: r is uniform, so the mean scale is
+    1.25 times that at which scenes are scored, and the padding is 1 − min(1, rw)·min(1, rh) for sides w and h of the
+    scene in crops at ratio 1."""
+    torch.manual_seed(0)
+    task, count = Segmentation(landscape(tmp_path, width, height), 64), 200
+    images, labels = seen(task, count)
+    base = min(64 / min(width, height), 4 * 64 / max(width, height))
+    ratios = scales(images, labels) / base
+    assert ratios.min() > 0.47
+    assert ratios.max() < 2.1
+    assert ratios.mean() == pytest.approx(1.25, abs=3 * 0.433 / np.sqrt(count))  # (2 − 0.5)/√12 = 0.433
+    assert np.quantile(ratios, [0.25, 0.5, 0.75]) == pytest.approx([0.875, 1.25, 1.625], abs=0.12)
+    r = np.linspace(0.5, 2.0, 100_001)
+    expected = 1 - np.minimum(1, r * width * base / 64) * np.minimum(1, r * height * base / 64)
+    padding = (labels == IGNORED).mean(axis=(1, 2))
+    assert padding.mean() == pytest.approx(expected.mean(), abs=3 * expected.std() / np.sqrt(count) + 0.01)
+
+
+@pytest.mark.parametrize(("width", "share"), [(683, 0.10), (1024, 0.08)])
+def test_padding_at_the_size_of_the_recipe(tmp_path, width, share):
+    """Scenes 512 pixels high in crops of 512, where ScaleJitter left 24 and 43 % to padding."""
+    torch.manual_seed(0)
+    for name in ("a", "b"):
+        save(tmp_path, name, np.zeros((512, width)), size=(width, 512))
+    crops = Segmentation(load_scenes(tmp_path, held_out=0.5), 512).dataset
+    padding = np.array([(crops[0][1] == IGNORED).float().mean().item() for _ in range(100)])
+    assert padding.mean() == pytest.approx(share, abs=3 * padding.std() / 10)
+
+
+def test_image_and_mask_are_transformed_together(tmp_path):
+    """The ramps say which place of the scene a pixel shows, and so its class; padding is black and ignored."""
+    torch.manual_seed(0)
+    width, height = 171, 128
+    images, labels = seen(Segmentation(landscape(tmp_path, width, height), 64), 100)
+    assert set(np.unique(labels)) == {IGNORED, 0, 1, 2, 3}  # no mixture of classes: the nearest, not the mean
+    padding = labels == IGNORED
+    np.testing.assert_array_equal((images < 1).all(axis=-1), padding)
+    column, row = (RAMP * (images[..., k] - 40) + RAMP / 2 for k in (0, 1))
+    expected = (column >= width // 2) + 2 * (row >= height // 2)
+    near = (abs(column - width // 2) < 2 * RAMP) | (abs(row - height // 2) < 2 * RAMP)  # where rounding decides
+    assert (~near & ~padding).mean() > 0.5
+    np.testing.assert_array_equal(expected[~near & ~padding], labels[~near & ~padding])
+
+
 def test_head_takes_odd_maps():
     sizes = {32: (25, 17), 64: (13, 9), 200: (7, 5), 320: (4, 3)}
     head = SemanticFPN(tuple(sizes), 7).eval()
@@ -172,7 +248,7 @@ def test_model_trains_and_ignored_pixels_do_not_count(tmp_path):
     masks[:, :4] = IGNORED
     loss = task.loss(model, (images, masks))
     loss.total.backward()
-    assert int(loss.count) == int((masks != IGNORED).sum())
+    assert int(torch.as_tensor(loss.count).sum()) == int((masks != IGNORED).sum())
     assert all(p.grad is not None for p in model.decoder.parameters())
     values, units = task.measure(model.eval())
     assert set(values) == {"miou", "pixel_accuracy"}
@@ -196,8 +272,8 @@ def test_bad_decoders_are_named():
 
 
 def test_scenes_are_normalised_as_asked():
-    from leafward.tasks.images import Pixels
-    from leafward.tasks.segmentation import normalised
+    from leafward.data.images import Pixels
+    from leafward.systems.vision.segmentation import normalised
 
     image = torch.full((3, 2, 2), 255, dtype=torch.uint8)
     assert torch.equal(

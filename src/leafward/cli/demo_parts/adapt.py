@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leafward.data import embedded
-from leafward.recipes import lathadapter
+from leafward.data.samples import embedded
+from leafward.systems.lathadapter import config as lathadapter
+from leafward.systems.lathadapter import train as train_lathadapter
 
 if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console
     from torch import Tensor
 
-    from leafward.commands._demo.part import Part
+    from leafward.cli.demo_parts.part import Part
     from leafward.hierarchy import Taxonomy
     from leafward.report import Number, Page
 
@@ -64,16 +65,16 @@ class Asked:
 
 
 def run(out: Path, console: Console) -> Part:
-    from leafward.commands._demo import catalogue
-    from leafward.commands._demo.part import Part
-    from leafward.commands._show import show_rows
-    from leafward.data import write_photos
+    from leafward.cli.demo_parts import catalogue
+    from leafward.cli.demo_parts.part import Part
+    from leafward.cli.show import show_rows
+    from leafward.data.samples import write_photos
     from leafward.hierarchy import Taxonomy
     from leafward.report.number import format_value
 
     console.rule("adapt: few shots of a catalogue")
     config = fewshot()
-    found = lathadapter.run(config, out / "lathadapter", overwrite=True)
+    found = train_lathadapter.run(config, out / "lathadapter", overwrite=True)
     tax = Taxonomy.load(embedded(TAXONOMY))
     asked = ask(config, out / "lathadapter", tax)
     table = [row | scores(tax, asked.answers[row["method"]], asked.truth) for row in found["table"]]
@@ -97,20 +98,18 @@ def run(out: Path, console: Console) -> Part:
 
 def ask(config: lathadapter.Config, run: Path, tax: Taxonomy) -> Asked:
     """What every trained method of the run `run` answers."""
-    from leafward.engine import RunDirectory
+    from leafward.data import fewshot as task
     from leafward.hierarchy import decide
-    from leafward.recipes import _lathadapter_training as training
-    from leafward.tasks import fewshot as task
+    from leafward.systems.lathadapter import methods as training
 
     assert config.features is not None
-    data = task.read_features(config.features)
+    data = task.read_feature_set(config.features)
     seeds = range(config.seed, config.seed + config.seeds)
     episodes = task.episodes(config.protocol, data, [], config.shots, seeds)
-    cells = RunDirectory.open(run).checkpoints / "cells"
     exam, classes = episodes[0].exams[0], list(data.class_names)
     found: dict[str, Answers] = {}
     for method in training.methods(config):
-        logits = [training.train(config, method, episode, cells).logits(exam) for episode in episodes]
+        logits = [training.open_trained(config, method, episode, run).logits(exam) for episode in episodes]
         said = [each.softmax(dim=1).numpy() for each in logits]
         leaves = [decide.leaf(tax, each, classes) for each in said]
         found[method.label] = Answers(leaves, [decide.back_off(tax, each, THRESHOLD, classes) for each in said])
@@ -197,7 +196,7 @@ def _headline(table: Sequence[dict[str, Any]]) -> list[Number]:
 
 
 def _draw(page: Page, tax: Taxonomy, asked: Asked, table: Sequence[dict[str, Any]], shots: int) -> None:
-    from leafward.commands._demo import figures
+    from leafward.cli.demo_parts import figures
 
     page.section("A catalogue and few shots")
     page.text(

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leafward.data import embedded
+from leafward.config import replace
+from leafward.data.samples import embedded
 from leafward.engine.config import LoopConfig, OptimConfig
-from leafward.recipes import hcformer, helm
+from leafward.systems.hcformer import config as hcformer
+from leafward.systems.hcformer import train as train_hcformer
+from leafward.systems.helm import config as helm
+from leafward.systems.helm import train as train_helm
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from leafward.commands._demo.part import Part
+    from leafward.cli.demo_parts.part import Part
     from leafward.report import Number, Page
 
 TEXT, TAXONOMY = "shakespeare.txt.gz", "clothing.csv"
@@ -48,7 +52,7 @@ def vision() -> hcformer.Config:
 
 
 def run(out: Path, console: Console) -> Part:
-    from leafward.commands._demo.part import Part
+    from leafward.cli.demo_parts.part import Part
 
     spoken = _language(out, console)
     seen, drawn = _vision(out, console)
@@ -68,7 +72,7 @@ def run(out: Path, console: Console) -> Part:
 def _language(out: Path, console: Console) -> dict[str, Any]:
     console.rule("build: a tiny HELM language model and its Euclidean twin")
     config = language()
-    found = helm.run(config, out / "helm", overwrite=True)
+    found = train_helm.run(config, out / "helm", overwrite=True)
     for member in found["members"]:
         console.print(f"{member['name']} goes on:", style="bold")
         console.print(config.prompt + member["sample"], markup=False)
@@ -77,12 +81,12 @@ def _language(out: Path, console: Console) -> dict[str, Any]:
 
 def _vision(out: Path, console: Console) -> tuple[dict[str, Any], list[str]]:
     """Train on the photos, then draw what was grouped with what; the result and the pictures' files."""
-    from leafward.data import write_photos
-    from leafward.recipes import explain_hcformer as explain
+    from leafward.data.samples import write_photos
+    from leafward.systems.hcformer import explain
 
     console.rule("build: HCFormer-Nano, a backbone that clusters, on photos")
     write_photos(out / "photos")
-    found = hcformer.run(replace(vision(), data=str(out / "photos")), out / "hcformer", overwrite=True)
+    found = train_hcformer.run(replace(vision(), data=str(out / "photos")), out / "hcformer", overwrite=True)
     images = tuple(out / "photos" / "test" / label / f"{label}-test-001.jpg" for label in DRAWN)
     drawn = explain.run(
         explain.Args(str(out / "hcformer"), images, out / "clusters", DRAWN_SIZE),
@@ -98,13 +102,13 @@ def _numbers(spoken: dict[str, Any], seen: dict[str, Any]) -> list[Number]:
     loss = next(each for each in spoken["headline"] if each["name"] == "held-out loss")
     top = next(each for each in seen["headline"] if each["name"] == "top-1 accuracy")
     return [
-        replace(Number.from_json(loss), name="HELM: held-out loss, per token"),
-        replace(Number.from_json(top), name="HCFormer-Nano: top-1 accuracy"),
+        dataclasses.replace(Number.from_json(loss), name="HELM: held-out loss, per token"),
+        dataclasses.replace(Number.from_json(top), name="HCFormer-Nano: top-1 accuracy"),
     ]
 
 
 def _draw_language(page: Page, run: Path, found: dict[str, Any]) -> None:
-    from leafward.commands._demo import figures
+    from leafward.cli.demo_parts import figures
     from leafward.engine import RunDirectory
     from leafward.report import Number
 

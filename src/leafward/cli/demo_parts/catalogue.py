@@ -21,29 +21,21 @@ TREE = "tree.csv"
 def file(tax: Taxonomy, answers: np.ndarray, features: Tensor, out: Path) -> tuple[Taxonomy, Tensor]:
     """Hang every test photo under the node that `answers` (photos) has for it; write the tree and its points to `out`.
 
-    features (photos, d) give a photo its direction from the origin; a node of the taxonomy lies at the Lorentz centroid
-    of the photos below it, so the more it spans, the nearer it comes to the origin. Nodes without photos are left out.
-    Returns the tree and the tangent vectors of its nodes (N, d).
+    features (photos, d) give a photo its direction from the origin. Nodes without photos are left out. Returns the
+    tree and the tangent vectors of its nodes (N, d).
     """
     import numpy as np
-    import torch
 
-    from leafward.data import photos
+    from leafward.data.samples import photos
     from leafward.files import replacing, write_text
-    from leafward.geometry import Lorentz
     from leafward.hierarchy import Taxonomy
+    from leafward.hierarchy.filing import filed
 
     names = [photo.name for photo in photos() if photo.split == "test"]
-    filed = ((name, tax.names[node]) for name, node in zip(names, answers, strict=True))
-    whole = Taxonomy.from_edges([*tax.edges(), *filed])
+    placed = ((name, tax.names[node]) for name, node in zip(names, answers, strict=True))
+    whole = Taxonomy.from_edges([*tax.edges(), *placed])
     tree = whole.restrict(names)
-    space = Lorentz(1.0)
-    points = space.expmap0(RADIUS * torch.nn.functional.normalize(features.double()))
-    place = np.full(len(tree), -1)
-    place[tree.ids(names)] = np.arange(len(names))
-    below = [place[tree.under(node)] for node in range(len(tree))]
-    centres = torch.stack([space.centroid(points[rows[rows >= 0]]) for rows in below])
-    tangent = space.logmap0(centres).float()
+    tangent = filed(tree, names, features, RADIUS)
     tree.save(out / TREE)
     write_text(out / "names.txt", "".join(f"{name}\n" for name in tree.names))
     with replacing(out / "embeddings.npy") as temporary, open(temporary, "wb") as stream:
@@ -57,7 +49,7 @@ def command(out: Path, images: Path) -> str:
 
 
 def draw(page: Page, tree: Taxonomy, tangent: Tensor) -> None:
-    from leafward.recipes._taxonomy_report import disk
+    from leafward.systems.taxonomy.report import disk
 
     page.section("The catalogue in the Poincaré disk")
     page.text(

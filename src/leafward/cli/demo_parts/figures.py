@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,9 +36,9 @@ def album(tax: Taxonomy, truth: np.ndarray, before: np.ndarray, after: np.ndarra
     """The first test photo of each class, with its true class and the answers before and after; all (photos)."""
     import numpy as np
     from matplotlib.figure import Figure
-    from PIL import Image
 
-    from leafward.data import photos
+    from leafward.data.image_files import read_image
+    from leafward.data.samples import photos
     from leafward.report import style
 
     shown = np.unique(truth, return_index=True)[1]
@@ -49,7 +48,7 @@ def album(tax: Taxonomy, truth: np.ndarray, before: np.ndarray, after: np.ndarra
         figure = Figure(figsize=(5.4, 1.65 * rows), layout="constrained")
         for place, index in enumerate(shown, start=1):
             axes = figure.add_subplot(rows, COLUMNS, place)
-            axes.imshow(np.asarray(Image.open(io.BytesIO(files[index].jpeg))))
+            axes.imshow(np.asarray(read_image(files[index].jpeg, files[index].name)))
             axes.set_axis_off()
             axes.set_title(tax.names[truth[index]], fontsize=9, pad=3)
             lines = [_said(tax, int(answers[index]), int(truth[index])) for answers in (before, after)]

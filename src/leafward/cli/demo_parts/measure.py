@@ -7,14 +7,15 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leafward.recipes import superposition
+from leafward.systems.superposition import config as superposition
+from leafward.systems.superposition import train as train_superposition
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from leafward.commands._demo.part import Part
+    from leafward.cli.demo_parts.part import Part
+    from leafward.measure import AuditReport
     from leafward.report import Page
-    from leafward.superposition import AuditReport
 
 MATRIX = "stories260k_embedding.npy"
 
@@ -27,21 +28,21 @@ def sweep() -> superposition.Config:
 
 
 def run(out: Path, console: Console) -> Part:
-    from leafward.commands._demo.part import Part
-    from leafward.commands._show import show_headline
-    from leafward.commands.audit import show
-    from leafward.data import embedded
+    from leafward.cli.audit import show
+    from leafward.cli.demo_parts.part import Part
+    from leafward.cli.show import show_headline
+    from leafward.data.samples import embedded
     from leafward.engine import Progress
     from leafward.files import replacing
+    from leafward.measure import audit
     from leafward.report import Number
-    from leafward.superposition import audit
 
     console.rule("measure: how superposed is a real language model's head?")
     with Progress(100, "audit", unit="%") as progress:
         report = audit(embedded(MATRIX), exact=True, progress=lambda done, total: progress.update(100 * done // total))
     show(console, report)
     console.rule("measure: a fleet of toy models, and the exponents of its loss")
-    found = superposition.run(sweep(), out / "superposition", overwrite=True)
+    found = train_superposition.run(sweep(), out / "superposition", overwrite=True)
     show_headline(console, found)
     numbers = [
         Number("m·⟨overlap²⟩ of a real head", report.scaled_overlap, note="1 for random directions"),
@@ -59,9 +60,9 @@ HEADLINES = ("strong exponent, α ≤ 1", "strong − weak exponent")
 
 
 def _draw(page: Page, report: AuditReport, found: dict[str, Any]) -> None:
-    from leafward.commands._show import CLAIM_COLUMNS, claim_rows
-    from leafward.commands.audit import add_audit
-    from leafward.recipes._superposition_figures import exponents, losses
+    from leafward.cli.audit import add_audit
+    from leafward.cli.show import CLAIM_COLUMNS, claim_rows
+    from leafward.systems.superposition.figures import exponents, losses
 
     add_audit(page, report)
     page.section("A fleet of toy models")

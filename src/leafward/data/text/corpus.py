@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from leafward.data.text.documents import digest, find_files, read_documents
+from leafward.data.text.folders import replacing_folder
+from leafward.data.text.shards import Shard, token_type, write_shards
+from leafward.data.text.tokenizer import identity, load_tokenizer, size, train_tokenizer
 from leafward.errors import DataError, UsageError
 from leafward.files import read_record, write_json
-from leafward.tasks.language.folders import replacing_folder
-from leafward.tasks.language.shards import Shard, token_type, write_shards
-from leafward.tasks.language.text import digest, find_files, read_documents
-from leafward.tasks.language.tokenizer import identity, load_tokenizer, size, train_tokenizer
 
 FORMAT, VERSION = "leafward-tokens", 1
 INDEX, TOKENIZER = "index.json", "tokenizer"

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from leafward.errors import LeafwardError
+from leafward.files import TEMPORARY
 
 
 @contextmanager
@@ -22,7 +23,7 @@ def replacing_folder(path: str | Path) -> Iterator[Path]:
     made = [] if path.parent.exists() else [path.parent]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=TEMPORARY, dir=path.parent))
         partial.chmod(path.parent.stat().st_mode)
     except OSError as error:
         raise LeafwardError(f"cannot write {path}: {error.strerror or error}") from error

@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from leafward.data.text.tokenizer import encode, size
 from leafward.errors import DataError, UsageError
-from leafward.nn.head import IGNORED
-from leafward.tasks.language.tokenizer import encode, size
 
 BATCH = 4_000_000
 """Characters that are tokenised at a time."""
+IGNORED = -100
+"""The label of what is not predicted, which PyTorch's cross-entropy and `leafward.nn.head` leave out by default."""
 
 
 @dataclass(frozen=True)

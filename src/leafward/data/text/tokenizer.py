@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leafward import register
 from leafward.errors import DataError, UsageError, require
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerFast:
         if path.is_file():
             tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
         else:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(str(name), use_fast=True)
+            register("transformers")  # so that the folder of a HELM is known, and its own code need not run
+            tokenizer = transformers.AutoTokenizer.from_pretrained(str(name), use_fast=True, trust_remote_code=False)
     except Exception as error:  # the readers of transformers and tokenizers raise all kinds, also bare Exception
         raise DataError(f"cannot read the tokenizer {name}: {error}") from error
     if not getattr(tokenizer, "is_fast", False):

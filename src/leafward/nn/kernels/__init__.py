@@ -25,13 +25,16 @@ from leafward.errors import UsageError, nearest, require
 CHOICES = ("auto", "triton", "torch")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether Triton runs in its interpreter, on the CPU: settled when the kernels are loaded."""
-_MODULES = (
-    *("residual_norm", "swiglu", "head_lanes", "latent_lanes", "latent_decode", "experts"),
-    *("image_norm", "mlp", "cluster", "cluster_pool"),
-)
+_modules = [
+    "leafward.nn.kernels.residual",
+    "leafward.nn.kernels.swiglu",
+    "leafward.nn.kernels.heads",
+    "leafward.nn.kernels.latents",
+    "leafward.nn.kernels.latent_decode",
+    "leafward.nn.kernels.experts",
+]
+"""Named unlike the functions below: a module that is loaded becomes an attribute of its package."""
 _SERVED = (torch.float32, torch.bfloat16, torch.float16)
-MOST_CENTRES = 16  # of a tile, which is one program's work
-_MOST_TOKENS = 256
 _choice = "auto"
 _loaded = False
 
@@ -52,11 +55,20 @@ def use(which: str) -> None:
     _choice = which
 
 
+def provide(*modules: str) -> None:
+    """Add modules with kernels of layers elsewhere: they are loaded with those here, at once if these are. The package
+    of such layers calls this as it is imported; the layers ask `serve` as those here do."""
+    _modules.extend(name for name in modules if name not in _modules)
+    if _loaded:
+        use(_choice)
+
+
 def _load() -> None:
     """Import the kernels. That touches no device, so that the process can still fork and its children use one."""
     global _loaded
-    for name in _MODULES:
-        import_module(f"leafward.nn.kernels._{name}")
+    _loaded = False  # all of them or none
+    for name in _modules:
+        import_module(name)
     _loaded = True
 
 
@@ -89,8 +101,8 @@ def _exporting() -> bool:
 
 
 @torch.compiler.assume_constant_result
-def _shared_memory(device: torch.device) -> int:
-    """Bytes that one program can have; the interpreter has no limit."""
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that one program can have; the interpreter has no limit."""
     if device.type != "cuda":
         return 2**30
     properties = torch.cuda.get_device_properties(device)
@@ -110,6 +122,11 @@ def swiglu_lift(product: Tensor, bias: Tensor, t: Tensor, time_weight: Tensor, c
     """silu(gate) · value of (gate, value) = product + bias + t w_t, and its time:
     (..., 2h), (2h,), (..., 1), (2h, 1) -> (..., h), (..., 1)."""
     return torch.ops.leafward.swiglu_lift(product, bias, t, time_weight, c)
+
+
+def head_lanes_fits(dtype: torch.dtype) -> bool:
+    """Whether `head_lanes` gives lanes in `dtype`: in half precision alone, as the fused attention wants them."""
+    return dtype.itemsize == 2
 
 
 def head_lanes(
@@ -180,54 +197,13 @@ def expert_blend(
     return torch.ops.leafward.expert_blend(expert, slot, share, p, t, *own, q, u, *others, *bounds, c)
 
 
-def image_moments(x: Tensor, eps: float) -> Tensor:
-    """Mean and 1/√(variance + eps) over all places and channels of each image: (B, ..., C) -> (B, 2) in float32."""
-    return torch.ops.leafward.image_moments(x, eps)
-
-
-def image_norm(x: Tensor, moments: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x normed by its own `moments`, then w · + b, in `dtype`, and what `scaled_add` takes to stand for x:
-    (B, ..., C), (B, 2), (C,), (C,) -> (B, ..., C), (B, ..., C).
-
-    The second has no values. The gradient of x from the sum goes there, and so to the way back of the norm, which adds
-    it to its own in the same pass over memory.
-    """
-    return torch.ops.leafward.image_norm(x, moments, weight, bias, dtype)
-
-
-def scaled_add(
-    x: Tensor, y: Tensor, gamma: Tensor, keep: Tensor | None, eps: float, stead: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """z = x + keep · γ · y in the wider type of x and γ, and its `image_moments`; the gradient of x goes to `stead`
-    where that is given: (B, ..., C), (B, ..., C), (C,), (B,) -> (B, ..., C), (B, 2)."""
-    return torch.ops.leafward.scaled_add(x, y, gamma, keep, eps, stead)
-
-
-def mlp_fits(width: int, hidden: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether `normed_mlp` takes maps of so many channels: tiles are powers of two, and wide ones fill a program, as
-    weights in float32 do. By the compiler for compute capability 9.0 it needs 1 KiB of shared memory a channel."""
-    if width not in (16, 32, 64, 128) or hidden % 64 or (dtype == torch.float32 and not INTERPRETED):
-        return False
-    return 1024 * width <= _shared_memory(device)
-
-
-def normed_mlp(
-    x: Tensor,
-    moments: Tensor,
-    norm: tuple[Tensor, Tensor],
-    first: tuple[Tensor, Tensor],
-    second: tuple[Tensor, Tensor],
-    gamma: Tensor,
-    keep: Tensor | None,
-    dtype: torch.dtype,
-) -> Tensor:
-    """x + keep · γ · second(GELU(first(norm(x)))), norm by `image_moments`, products in `dtype`, all three as pairs of
-    weight and bias: (B, ..., C), (B, 2) -> (B, ..., C). What lies between the two products is never in memory."""
-    return torch.ops.leafward.normed_mlp(x, moments, *norm, *first, *second, gamma, keep, dtype)
-
-
 Summands = tuple[Tensor, Tensor, Tensor, Tensor]
 """A linear map before its sum: product, bias, time of the input, time column."""
+
+
+def latent_lanes_fits(nope: int, dtype: torch.dtype) -> bool:
+    """Whether `latent_lanes` takes heads with `nope` coordinates without position: it rotates whole pairs of lanes."""
+    return head_lanes_fits(dtype) and nope % 2 == 0
 
 
 def latent_lanes(
@@ -264,9 +240,10 @@ def decoding_memory(latent: int, rope: int, dtype: torch.dtype) -> int:
 
 
 def decoding_fits(latent: int, rope: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether `latent_ask` and `latent_recall` take points of so many coordinates: products are over 16 keys at least,
-    and a program has to hold them."""
-    return decoding_keys(latent, dtype) >= 16 and decoding_memory(latent, rope, dtype) <= _shared_memory(device)
+    """Whether `latent_ask` and `latent_recall` take points of so many coordinates: pairs of `rope` are rotated,
+    products are over 16 keys at least, and a program has to hold them."""
+    fits = decoding_keys(latent, dtype) >= 16 and decoding_memory(latent, rope, dtype) <= shared_memory(device)
+    return fits and rope % 2 == 0
 
 
 def latent_ask(
@@ -302,53 +279,6 @@ def latent_recall(
     """What the cache (B,1,S,·) answers to `latent_ask`ed queries that stand at `at` (1,), through the linear map `out`
     of the heads (weight, time columns, bias): -> (B,1,width). No gradients."""
     return torch.ops.leafward.latent_recall(*asked, *memory, at, window, documents, *expansion, *out, nope, c)
-
-
-def cluster_fits(
-    tokens: int, centres: int, head_dim: int, dtype: torch.dtype, device: torch.device, back: bool = True
-) -> bool:
-    """Whether the kernels of the cluster mixer take windows of so many tokens and centres, or so many windows and
-    global centres; `cluster_patches` without a way `back` takes any number of tokens."""
-    if centres > MOST_CENTRES or head_dim > 64:
-        return False
-    return not back or tokens <= most_tokens(head_dim, dtype.itemsize, device)
-
-
-@torch.compiler.assume_constant_result
-def most_tokens(head_dim: int, itemsize: int, device: torch.device) -> int:
-    """Of a window, that fit the shared memory of a multiprocessor at once: a power of two.
-
-    The way back of `cluster_patches`, which needs the most, takes 5.2 to 6.9 times tokens · (channels + centres), by
-    the compiler for compute capability 9.0.
-    """
-    channels = max(16, 1 << (head_dim - 1).bit_length())
-    room = _shared_memory(device) // (7 * itemsize * (channels + 16))
-    return min(_MOST_TOKENS, 1 << room.bit_length() - 1)
-
-
-def pool_fits(tokens: int, centres: int) -> bool:
-    """Whether `cluster_pool` takes windows of so many tokens and so many global centres."""
-    return tokens <= _MOST_TOKENS and centres <= MOST_CENTRES
-
-
-def cluster_pool(x: Tensor, side: tuple[int, int], centres: int) -> Tensor:
-    """Means over windows of p × q tokens and over the regions of k × k global centres, of a map without padding:
-    (B, H, W, C) -> (B, G + k², C)."""
-    return torch.ops.leafward.cluster_pool(x, *side, centres)
-
-
-def cluster_patches(
-    e: Tensor, alpha: Tensor, bias: Tensor, side: tuple[int, int], centres: int
-) -> tuple[Tensor, Tensor]:
-    """The patch level on an embedded map, cut into windows of p × q tokens with k × k centres, and the sums of its
-    result and of its squares over channels: (B, H, W, 2hd), (h,), (h, k, p, k, q) -> (B, H, W, hd), (2, B, H, W)."""
-    return torch.ops.leafward.cluster_patches(e, alpha, bias, *side, centres)
-
-
-def cluster_windows(e: Tensor, sharpness: Tensor, reach: Tensor | None, bias: Tensor) -> Tensor:
-    """The window level on embedded windows and global centres, by Lorentz distances, or by cosines without `reach`:
-    (B, G + K, 2hd), (h,), (h,), (h, k, n, k, m) -> (B, G, hd)."""
-    return torch.ops.leafward.cluster_windows(e, sharpness, reach, bias)
 
 
 # Here and not at a first call or in a constructor: the call may be traced, where nothing can be imported, and a model

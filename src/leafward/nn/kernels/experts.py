@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from leafward.nn.grouped import segment_sums
-from leafward.nn.kernels._launch import operator, single, tile, wrap_triton
+from leafward.nn.kernels.launch import operator, single, tile, wrap_triton
 
 _CHUNK = 4
 """Rows of a program on the way back: neighbours share an expert, so its columns come from the nearest cache. Read for

@@ -1,6 +1,6 @@
 """From the bare product of queries, keys and values to the lanes that attention multiplies, in one pass.
 
-The lanes are those of `leafward.nn.kernels._lanes_common`, in the layout (B, T, heads, lanes). One launch serves
+The lanes are those of `leafward.nn.kernels.lanes_common`, in the layout (B, T, heads, lanes). One launch serves
 queries, keys and values.
 """
 
@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leafward.nn.kernels._lanes_common import places, read_lanes_back, to_eights, write_lanes
-from leafward.nn.kernels._launch import operator, programs, tile, wrap_triton
+from leafward.nn.kernels.lanes_common import places, read_lanes_back, to_eights, write_lanes
+from leafward.nn.kernels.launch import operator, programs, tile, wrap_triton
 
 
 @triton.jit

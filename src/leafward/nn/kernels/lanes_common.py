@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leafward.nn.kernels._launch import single
+from leafward.nn.kernels.launch import single
 
 
 def to_eights(width: int) -> int:

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from leafward.nn.kernels import decoding_keys
-from leafward.nn.kernels._launch import operator, single, wrap_triton
+from leafward.nn.kernels.launch import operator, single, wrap_triton
 
 _ROWS = 16
 """Tokens or heads of a program: the least that a product takes."""
@@ -277,6 +277,50 @@ def _times(times_ptr, key, column, known, step, stop):
 
 
 @triton.jit
+def _columns(time, first, HEADS: tl.constexpr, OWN: tl.constexpr):
+    """Which lanes of times there are for the heads from `first` on, and the column of a key's times that each reads."""
+    index = tl.where(time <= OWN, time, time - OWN)  # of a head in this block, from one on
+    known = (time == 0) | ((time <= 2 * OWN) & (first + index <= HEADS))
+    return known, tl.where(time == 0, 0, first + index + tl.where(time <= OWN, 0, HEADS))
+
+
+@triton.jit
+def _factors(rank_ptr, present, time, own, half: tl.constexpr):
+    """What multiplies the lanes of times in a score of each head: (TALL, lanes), in two pieces."""
+    along = tl.load(rank_ptr, mask=present, other=0.0)[:, None]
+    minus_t = tl.load(rank_ptr + 1, mask=present, other=0.0)[:, None]
+    rank = tl.where(time[None, :] == 0, along, tl.where(time[None, :] == own, minus_t, 0.0))
+    big = rank.to(half)
+    return big, (rank - big.to(tl.float32)).to(half)
+
+
+@triton.jit
+def _points(row, there, lane, turned, LATENT: tl.constexpr, ROPE: tl.constexpr):
+    """The latent coordinates and the rotated ones of rows that start at `row`."""
+    x = tl.load(row + lane[None, :], mask=there & (lane < LATENT)[None, :], other=0.0)
+    return x, tl.load(row + LATENT + turned[None, :], mask=there & (turned < ROPE)[None, :], other=0.0)
+
+
+@triton.jit
+def _seen(documents_ptr, key, at, stop, window, DOCUMENTS: tl.constexpr):
+    """Which keys a token at `at` attends to: those of its window, and of its document."""
+    seen = (key < stop) & (at - key < window)
+    if DOCUMENTS:
+        ids = tl.load(documents_ptr + key, mask=key < stop, other=0)
+        seen = seen & (ids == tl.load(documents_ptr + at))
+    return seen
+
+
+@triton.jit
+def _write_times(stats_ptr, time_sums, present, time, value):
+    """Write the sums of the lane of t_c, which is the first, and of the lane `value` of each head's t_v."""
+    sum_t = tl.sum(tl.where(time[None, :] == 0, time_sums, 0.0), axis=1)
+    sum_v = tl.sum(tl.where(time[None, :] == value, time_sums, 0.0), axis=1)
+    tl.store(stats_ptr, sum_t, mask=present)
+    tl.store(stats_ptr + 1, sum_v, mask=present)
+
+
+@triton.jit
 def _recall(
     query_ptr, rank_ptr, points_ptr, times_ptr, at_ptr, documents_ptr, sum_ptr, stats_ptr, keys, span, window,
     points_step, point_step, times_step, time_step, documents_step,
@@ -297,8 +341,7 @@ def _recall(
     half: tl.constexpr = points_ptr.dtype.element_ty
     points_ptr += batch * points_step
     row = query_ptr + (batch * HEADS + head)[:, None] * (LATENT + ROPE)
-    q = tl.load(row + lane[None, :], mask=present[:, None] & (lane < LATENT)[None, :], other=0.0)
-    q_turned = tl.load(row + LATENT + turned[None, :], mask=present[:, None] & (turned < ROPE)[None, :], other=0.0)
+    q, q_turned = _points(row, present[:, None], lane, turned, LATENT, ROPE)
     at = tl.load(at_ptr).to(tl.int32)
     stop = tl.minimum(tl.minimum(part * span + span, keys), at + 1)
     most, total = tl.full((TALL,), -1e30, tl.float32), tl.zeros((TALL,), tl.float32)
@@ -306,25 +349,15 @@ def _recall(
     if CURVED:
         times_ptr += batch * times_step
         time, own = tl.arange(0, WIDE_TIMES), tl.arange(0, TALL)[:, None] + 1
-        index = tl.where(time <= OWN, time, time - OWN)  # of a head in this block, from one on
-        known = (time == 0) | ((time <= 2 * OWN) & (first + index <= HEADS))
-        column = tl.where(time == 0, 0, first + index + tl.where(time <= OWN, 0, HEADS))
-        along = tl.load(rank_ptr + (batch * HEADS + head) * 2, mask=present, other=0.0)[:, None]
-        minus_t = tl.load(rank_ptr + (batch * HEADS + head) * 2 + 1, mask=present, other=0.0)[:, None]
-        rank = tl.where(time[None, :] == 0, along, tl.where(time[None, :] == own, minus_t, 0.0))
-        big = rank.to(half)
-        small = (rank - big.to(tl.float32)).to(half)
+        known, column = _columns(time, first, HEADS, OWN)
+        big, small = _factors(rank_ptr + (batch * HEADS + head) * 2, present, time, own, half)
         # Read one step ahead: rows of an odd number of times do not come by themselves while products are taken.
         upcoming = _times(times_ptr, part * span + tl.arange(0, KEYS), column, known, time_step, stop)
     for start in range(part * span, stop, KEYS):
         key = start + tl.arange(0, KEYS)
-        seen = (key < stop) & (at - key < window)
-        if DOCUMENTS:
-            ids = documents_ptr + batch * documents_step
-            seen = seen & (tl.load(ids + key, mask=key < stop, other=0) == tl.load(ids + at))
+        seen = _seen(documents_ptr + batch * documents_step, key, at, stop, window, DOCUMENTS)
         place, held = points_ptr + key[:, None].to(tl.int64) * point_step, (key < stop)[:, None]
-        x = tl.load(place + lane[None, :], mask=held & (lane < LATENT)[None, :], other=0.0)
-        x_turned = tl.load(place + LATENT + turned[None, :], mask=held & (turned < ROPE)[None, :], other=0.0)
+        x, x_turned = _points(place, held, lane, turned, LATENT, ROPE)
         score = tl.dot(q, tl.trans(x), input_precision=PRECISION)
         score = tl.dot(q_turned, tl.trans(x_turned), score, input_precision=PRECISION)
         if CURVED:
@@ -346,10 +379,7 @@ def _recall(
     tl.store(stats_ptr + at_part * 4, most, mask=present)
     tl.store(stats_ptr + at_part * 4 + 1, total, mask=present)
     if CURVED:
-        sum_t = tl.sum(tl.where(time[None, :] == 0, time_sums, 0.0), axis=1)
-        sum_v = tl.sum(tl.where(time[None, :] == own + OWN, time_sums, 0.0), axis=1)
-        tl.store(stats_ptr + at_part * 4 + 2, sum_t, mask=present)
-        tl.store(stats_ptr + at_part * 4 + 3, sum_v, mask=present)
+        _write_times(stats_ptr + at_part * 4 + 2, time_sums, present, time, own + OWN)
 
 
 @triton.jit
@@ -382,7 +412,7 @@ def _answer(
         time = tl.sum(share * tl.load(stats_ptr + row * 4 + 3, mask=there, other=0.0), axis=0)
         value += latent_t * tl.load(column_ptr + column_at, mask=own, other=0.0).to(tl.float32)
         reach = tl.sqrt(tl.sum(value * value, axis=0))
-        # The exact bound −⟨o,o⟩_L >= 1/c, as in `leafward.nn.lanes.centroid`.
+        # The exact bound −⟨o,o⟩_L >= 1/c, as in `leafward.geometry.lorentz.centroid_of_sum`.
         shrink = tl.rsqrt(c * tl.maximum((time - reach) * (time + reach), 1.0 / c))
         value *= shrink
         time = tl.sqrt(1.0 / c + reach * reach * shrink * shrink)

@@ -1,6 +1,6 @@
 """Latent attention: from the bare products of queries and of latent points to the lanes of attention, in one pass.
 
-The lanes are those of `leafward.nn.kernels._lanes_common`, in the layout (B, T, heads, lanes), all of one width so
+The lanes are those of `leafward.nn.kernels.lanes_common`, in the layout (B, T, heads, lanes), all of one width so
 that attention need not pad them. Per head, the product of queries holds nope + rope columns, whose last are rotated;
 the product of latent points holds nope columns of the key, joined by the shared rotated key, and those of the value.
 """
@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leafward.nn.kernels._lanes_common import places, read_lanes_back, to_eights, write_lanes
-from leafward.nn.kernels._launch import operator, programs, tile, wrap_triton
+from leafward.nn.kernels.lanes_common import places, read_lanes_back, to_eights, write_lanes
+from leafward.nn.kernels.launch import operator, programs, tile, wrap_triton
 
 
 @triton.jit

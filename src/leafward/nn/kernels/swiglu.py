@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leafward.nn.kernels._launch import operator, programs, single, tile, wrap_triton
+from leafward.nn.kernels.launch import operator, programs, single, tile, wrap_triton
 
 
 @triton.jit

@@ -1,6 +1,6 @@
 """Power-law fits with honest uncertainty.
 
-    from leafward.scaling import fit_power_law
+    from leafward.stats.power_laws import fit_power_law
     fit = fit_power_law(m, loss, offset=True)
     fit.exponent, fit.interval, fit.summary()
 
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from leafward._lazy import lazy
 
 if TYPE_CHECKING:
-    from leafward.scaling.compare import Candidate, Comparison, compare_laws
-    from leafward.scaling.laws import fit_joint_law, fit_power_law
-    from leafward.scaling.ranges import (
+    from leafward.stats.power_laws.compare import Candidate, Comparison, compare_laws
+    from leafward.stats.power_laws.laws import fit_joint_law, fit_power_law
+    from leafward.stats.power_laws.ranges import (
         Extrapolation,
         RangeChoice,
         RangeReport,
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
         fit_ranges,
         leave_largest_out,
     )
-    from leafward.scaling.results import Interval, JointFit, PowerLawFit
-    from leafward.scaling.width import WidthFit, fit_width
+    from leafward.stats.power_laws.results import Interval, JointFit, PowerLawFit
+    from leafward.stats.power_laws.width import WidthFit, fit_width
 
 _HOME = {
     "compare": ("Candidate", "Comparison", "compare_laws"),

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from leafward.scaling import checks
-from leafward.scaling.line import weighted_line
-from leafward.scaling.results import Result
-from leafward.scaling.separable import Array
+from leafward.stats.power_laws import checks
+from leafward.stats.power_laws.line import weighted_line
+from leafward.stats.power_laws.results import Result
+from leafward.stats.power_laws.separable import Array
 
 # Differences of AICc below this are not evidence (Burnham & Anderson 2002, §2.6).
 _UNDECIDED = 2.0

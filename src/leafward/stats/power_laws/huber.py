@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from leafward.scaling.separable import EXPONENT_RANGE, Array, Design, exponent_grid, project
+from leafward.stats.power_laws.separable import EXPONENT_RANGE, Array, Design, exponent_grid, project
 
 DELTA = 1e-3
 

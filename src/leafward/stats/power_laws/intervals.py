@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from leafward.scaling.results import Interval
-from leafward.scaling.separable import EXPONENT_RANGE, Array, Design, Solution, minimise
+from leafward.stats.power_laws.results import Interval
+from leafward.stats.power_laws.separable import EXPONENT_RANGE, Array, Design, Solution, minimise
 
 _EXPANSIONS = 12  # doublings of the distance while a profile end is being bracketed
 _REFINEMENTS = 40  # at most this many false-position steps; four to six are usual

@@ -25,17 +25,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from leafward.errors import DataError, UsageError
-from leafward.scaling import checks
-from leafward.scaling.huber import fit_huber, refit_huber
-from leafward.scaling.intervals import (
-    bootstrap_interval,
-    draw_counts,
-    profile_likelihood,
-    resample_exponents,
-)
-from leafward.scaling.line import student_interval, weighted_line
-from leafward.scaling.results import ALL_ROWS, Interval, JointFit, PowerLawFit
-from leafward.scaling.separable import EXPONENT_RANGE, Array, Design, best_fit, minimise
+from leafward.stats.power_laws import checks
+from leafward.stats.power_laws.huber import fit_huber, refit_huber
+from leafward.stats.power_laws.intervals import bootstrap_interval, draw_counts, profile_likelihood, resample_exponents
+from leafward.stats.power_laws.line import student_interval, weighted_line
+from leafward.stats.power_laws.results import ALL_ROWS, Interval, JointFit, PowerLawFit
+from leafward.stats.power_laws.separable import EXPONENT_RANGE, Array, Design, best_fit, minimise
 
 Method = Literal["ols", "varpro", "huber"]
 Weighting = Literal["relative", "absolute"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from leafward.scaling.results import Interval
-from leafward.scaling.separable import Array
+from leafward.stats.power_laws.results import Interval
+from leafward.stats.power_laws.separable import Array
 
 
 def weighted_line(log_x: Array, log_y: Array, counts: Array) -> tuple[Array, Array]:

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from leafward.errors import UsageError, nearest
 from leafward.files import finite
-from leafward.scaling.checks import Array, labels, positive_vector
+from leafward.stats.power_laws.checks import Array, labels, positive_vector
 
 # The key under which the coefficient and offset of a law without groups are kept.
 ALL_ROWS = "all"

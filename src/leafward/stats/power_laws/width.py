@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from leafward.errors import DataError, UsageError
-from leafward.scaling import checks
-from leafward.scaling.laws import fit_power_law
-from leafward.scaling.results import Interval, PowerLawFit, Result
-from leafward.scaling.separable import Array
+from leafward.stats.power_laws import checks
+from leafward.stats.power_laws.laws import fit_power_law
+from leafward.stats.power_laws.results import Interval, PowerLawFit, Result
+from leafward.stats.power_laws.separable import Array
 
 
 @dataclass(frozen=True)

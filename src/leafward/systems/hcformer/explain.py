@@ -37,8 +37,8 @@ class Args:
 def run(args: Args, console: Console) -> dict[str, Any]:
     """Draw every image; returns the files and the number of regions of each stage."""
     from leafward.errors import UsageError
-    from leafward.recipes._hcformer_model import open_backbone
     from leafward.report import Page
+    from leafward.systems.hcformer.open import open_backbone
 
     if not args.images:
         raise UsageError("give at least one image")
@@ -62,8 +62,10 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         page.table(["stage", "regions at the patch level", "global centres used"], drawn.rows)
         counts[str(path)] = [row[1] for row in drawn.rows]
     page.write(args.out / "index.html")
+    if not trained:
+        console.print(f"{args.target} is untrained: its weights are random")
     console.print(f"page: {args.out / 'index.html'}")
-    return {"page": str(args.out / "index.html"), "pictures": files, "regions": counts}
+    return {"page": str(args.out / "index.html"), "pictures": files, "regions": counts, "trained": trained}
 
 
 @dataclass
@@ -74,7 +76,7 @@ class _Drawn:
 
 
 def _draw(model: Any, card: Any, path: Path, size: int | None) -> _Drawn:
-    from leafward.recipes import _hcformer_drawing as drawing
+    from leafward.systems.hcformer import figures as drawing
 
     image, tensor = _prepare(path, size or card.size, card)
     last = {(a.stage, a.level): a for a in model.assignments(tensor)}  # later blocks replace earlier ones
@@ -107,7 +109,7 @@ def _prepare(path: Path, size: int, card: Any) -> tuple[np.ndarray, Any]:
     import numpy as np
     import torch
 
-    from leafward.tasks.images import read_image
+    from leafward.data.image_files import read_image
 
     image = read_image(path)
     scale = size / min(image.size)

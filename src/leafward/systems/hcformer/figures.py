@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from leafward.models.hcformer import Assignment
+    from leafward.systems.hcformer.model import Assignment
 
 Labels = np.ndarray
 """(H, W) integers: the region of every pixel."""

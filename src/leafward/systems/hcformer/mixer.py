@@ -17,9 +17,11 @@ from torch import Tensor, nn
 
 from leafward.errors import UsageError, nearest
 from leafward.geometry import Curvature
-from leafward.geometry.scalars import Curv, asinh, largest, norm, sqrt, unit, wide
-from leafward.nn import kernels
+from leafward.geometry.pairs import tangent_distances
+from leafward.geometry.scalars import wide
+from leafward.nn import kernels as nn_kernels
 from leafward.nn.space import GEOMETRIES, positive, working_dtype
+from leafward.systems.hcformer import kernels
 
 WEIGHT_STD = 0.02  # of every linear map at the start, as in the published code
 _BIAS_WIDTH = 768
@@ -301,7 +303,9 @@ class LorentzSimilarity(nn.Module):
     """−α d_L(exp₀(s·token), exp₀(s·centre)) (eq. 3): (..., h, N, d), (..., h, M, d) -> (..., h, N, M).
 
     α > 0 and the scale s > 0 are learned per head. All d channels are space coordinates of a tangent vector at the
-    origin; the paper's √(1/κ) acosh(−⟨x,c⟩) is this distance at κ = c = 1.
+    origin; the paper's √(1/κ) acosh(−⟨x,c⟩) is this distance at κ = c = 1. It is
+    taken from the tangent vectors by the law of cosines (eq. 4), since the number of operations is what a small map
+    costs on a GPU and what a compiler has to chew.
     """
 
     def __init__(self, dim: int, heads: int, head_dim: int, curvature: float, learn_curvature: bool) -> None:
@@ -324,28 +328,7 @@ class LorentzSimilarity(nn.Module):
 
     def forward(self, tokens: Tensor, centres: Tensor) -> Tensor:
         scale, alpha = (wide(p).exp().view(-1, 1, 1) for p in (self.log_scale, self.log_alpha))
-        return -alpha * tangent_distances(wide(tokens) * scale, wide(centres) * scale, self.c)
-
-
-def tangent_distances(u: Tensor, v: Tensor, c: Curv) -> Tensor:
-    """d_L(exp₀(u), exp₀(v)) of all pairs, from tangent vectors at the origin: (..., N, d), (..., M, d) -> (..., N, M).
-
-    The hyperbolic law of cosines in half angles, sinh²(√c d/2) = sinh²((ρ_u − ρ_v)/2) + sinh ρ_u sinh ρ_v sin²(θ/2)
-    with ρ = √c|u| (eq. 4) does not cancel. It takes far fewer operations than mapping the points first, and their
-    number is what a small map costs on a GPU and what a compiler has to chew. Directions are compared in float64,
-    because 2 sin²(θ/2) = 1 − cos θ does cancel.
-    """
-    (x, r), (y, q) = (_ray(z, c) for z in (u, v))
-    lateral = (0.5 - 0.5 * (x @ y.mT)).to(u.dtype)
-    square = torch.sinh(0.5 * (r - q.mT)).square() + torch.sinh(r) * torch.sinh(q).mT * lateral
-    return 2.0 / c**0.5 * asinh(sqrt(square))
-
-
-def _ray(z: Tensor, c: Curv) -> tuple[Tensor, Tensor]:
-    """Direction in float64 (..., d) and ρ (..., 1), saturated where sinh ρ is `largest`, of tangents (..., d)."""
-    exact = z.double()
-    length = norm(exact)
-    return unit(exact, length), (c**0.5 * length).clamp_max(math.asinh(largest(z.dtype))).to(z.dtype)
+        return -alpha * tangent_distances(wide(tokens) * scale, wide(centres) * scale, self.c, precise=False)
 
 
 class Clustering(nn.Module):
@@ -467,7 +450,7 @@ class ClusterMixer(nn.Module):
     def _kernels_serve(self, x: Tensor, layout: Layout) -> bool:
         """Whether `_mix_by_kernels` can stand for `mix`."""
         curved = isinstance(self.patch_level.similarity, LorentzSimilarity)
-        if curved or layout.places is not None or not kernels.serve(x):
+        if curved or layout.places is not None or not nn_kernels.serve(x):
             return False
         return self._fits(math.prod(layout.side), self.centres, x, torch.is_grad_enabled())
 

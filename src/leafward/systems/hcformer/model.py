@@ -1,6 +1,7 @@
 """HCFormer: a hierarchical vision backbone whose token mixer is clustering, as timm models.
 
-    import timm, leafward.models
+    import leafward, timm
+    leafward.register()
     model = timm.create_model("hcformer_tiny", num_classes=10)            # Lorentz window level, Euclidean patch level
     twin = timm.create_model("hcformer_tiny", geometry="euclidean")
     pyramid = timm.create_model("hcformer_tiny", features_only=True)      # strides 4, 8, 16, 32
@@ -33,9 +34,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from leafward.errors import UsageError, nearest
-from leafward.nn import kernels
-from leafward.nn.cluster_mixer import WEIGHT_STD, ClusterMixer, Layout, OffsetBias, Windows
+from leafward.nn import kernels as nn_kernels
 from leafward.nn.space import working_dtype
+from leafward.systems.hcformer import kernels
+from leafward.systems.hcformer.mixer import WEIGHT_STD, ClusterMixer, Layout, OffsetBias, Windows
 
 WINDOWS = (Windows(side=8), Windows(side=4), Windows(count=2), Windows(count=1))
 """Per stage: 7×7, 7×7, 2×2 and 1×1 windows at 224 pixels; at others those of the first two stages keep their size."""
@@ -74,7 +76,7 @@ class ImageNorm(nn.GroupNorm):
         super().__init__(1, channels)
 
     def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if not kernels.serve(x):
+        if not nn_kernels.serve(x):
             return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).to(working_dtype(x))
         return self.beside(x)[0]
 
@@ -109,7 +111,7 @@ class Block(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        if kernels.serve(x):
+        if nn_kernels.serve(x):
             return self._by_kernels(x, layout)
         x = torch.addcmul(x, self.drop_path(self.mixer(self.norm1(x), layout)), self.gamma1)
         return torch.addcmul(x, self.drop_path(self.mlp(self.norm2(x))), self.gamma2)

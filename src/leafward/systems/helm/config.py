@@ -6,23 +6,23 @@ curvature experts) is trained on packed windows. `--twin` trains both geometries
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from msgspec import Meta
+
+from leafward.config import Part, Rate, Seeds, Settings, Several, replace
 from leafward.engine.config import CHANGEABLE_LOOP, LoopConfig, OptimConfig
-from leafward.errors import UsageError, need
+from leafward.errors import UsageError
 
 SUMMARY = "HELM language models and their Euclidean twins on your text: train, score, sample."
 MAY_CHANGE = (*(f"loop.{name}" for name in sorted(CHANGEABLE_LOOP - {"steps"})), "cache")
 """Fields that a resumed run may change. Not the steps: the learning rate's schedule ends with them."""
 
 
-@dataclass(frozen=True)
-class Config:
+class Config(Settings, frozen=True):
     """The data, the model and the training. The defaults are the preset `helm-d-tiny`."""
 
     data: Path | None = None
@@ -31,13 +31,13 @@ class Config:
     """Field of JSONL, Parquet and data sets that holds the text."""
     tokenizer: str | None = None
     """A tokenizer.json, a folder with one, or the name of a Hugging Face tokenizer; None: train one on the data."""
-    vocab_size: int | None = None
+    vocab_size: Annotated[int, Meta(ge=2, le=1 << 24)] | None = None
     """Tokens of the model. None: of a tokenizer that is given, as many as it has; else as the model's preset says."""
-    context: int = 256
+    context: Several = 256
     """Tokens of a training window, and the model's context."""
-    validation: float = 0.05
+    validation: Part = 0.05
     """Part of the documents that is held out (of a single document: its last part)."""
-    eval_tokens: int = 1_000_000
+    eval_tokens: Several = 1_000_000
     """Held-out tokens that evaluations during training read; the last one reads all."""
     cache: Path | None = None
     """Where tokens are kept; None: in the run directory."""
@@ -47,28 +47,16 @@ class Config:
     """Hyperbolic, or its flat twin of equal size."""
     learn_curvatures: bool = False
     """Learn the experts' curvatures within their bounds in place of a fixed spread."""
-    balance_rate: float = 1e-3
+    balance_rate: Rate = 1e-3
     """Step by which the experts' biases move towards even loads after each update."""
     twin: bool = False
     """Train the other geometry as well, on the same data in the same order, and report the paired difference."""
-    seeds: int = 1
+    seeds: Seeds = 1
     """Replicates with neighbouring seeds; two or more give intervals over seeds."""
     prompt: str = ""
     """What the samples in the report go on from."""
-    loop: LoopConfig = dataclasses.field(
-        default_factory=lambda: LoopConfig(steps=500, batch_size=16, eval_every=100, checkpoint_every=250)
-    )
-    optim: OptimConfig = dataclasses.field(
-        default_factory=lambda: OptimConfig(lr=1e-2, weight_decay=0.01, warmup_steps=20)
-    )
-
-    def __post_init__(self) -> None:
-        need(self.context >= 2, "context", "an integer >= 2", self.context)
-        need(0.0 < self.validation < 1.0, "validation", "a part between 0 and 1", self.validation)
-        need(self.eval_tokens >= 2, "eval_tokens", "an integer >= 2", self.eval_tokens)
-        need(self.vocab_size is None or self.vocab_size >= 2, "vocab_size", "an integer >= 2, or None", self.vocab_size)
-        need(0.0 <= self.balance_rate < 1.0, "balance_rate", "a number in [0, 1)", self.balance_rate)
-        need(self.seeds >= 1, "seeds", "an integer >= 1", self.seeds)
+    loop: LoopConfig = LoopConfig(steps=500, batch_size=16, eval_every=100, checkpoint_every=250)
+    optim: OptimConfig = OptimConfig(lr=1e-2, weight_decay=0.01, warmup_steps=20)
 
 
 def helm_d_tiny() -> Config:
@@ -123,18 +111,11 @@ PRESETS: dict[str, Callable[[], Config]] = {
 }
 
 
-def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:
-    """Tokenise, train, score and sample in the run directory `out`; returns what result.json holds.
-
-    Start it with torchrun for several ranks. Raises `engine.Interrupted` after SIGTERM or SIGINT, once everything is
-    saved; the same call with `resume` goes on from there.
-    """
+def check(config: Config) -> None:
+    """Refuse what is missing, before anything heavy is imported."""
     if config.data is None:
         raise UsageError("--data must name the text to train on: a file, a folder or a data set on disk")
     if os.environ.get("RANK", "0") == "0":  # before heavy imports; the first rank alone reads the text
-        from leafward.tasks.language.text import find_files
+        from leafward.data.text.documents import find_files
 
         find_files(config.data)
-    from leafward.recipes import _helm_train
-
-    return _helm_train.train(config, out, resume=resume, overwrite=overwrite)

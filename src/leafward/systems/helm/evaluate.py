@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
+    from leafward.data.text import Shard
     from leafward.report import Number, Page
-    from leafward.tasks.language import Scores, Shard
+    from leafward.systems.helm import Scores
 
 SUMMARY = "Held-out loss, perplexity and bits per byte of a language model, and lm-eval tasks."
 
@@ -55,10 +56,10 @@ class Args:
 
 def run(args: Args, console: Console) -> dict[str, Any]:
     from leafward.engine import session
+    from leafward.engine.evaluation import write_evaluation
     from leafward.files import finite
-    from leafward.recipes._evaluation_page import write_evaluation
-    from leafward.recipes._helm_open import is_run, members
-    from leafward.tasks.language.harness import choose_tasks
+    from leafward.systems.helm.harness import choose_tasks
+    from leafward.systems.helm.open import is_run, members
 
     of_run = is_run(args.target)
     models = members(args.target)
@@ -93,8 +94,8 @@ def _evaluate(
     args: Args, model_folder: Path, device: torch.device, folder: Path
 ) -> tuple[Scores | None, list[dict[str, Any]]]:
     """Scores of one model on the text, and its rows of task results; `folder` keeps tokens for the next model."""
-    from leafward.recipes._helm_open import is_run
-    from leafward.tasks.language import load_model, run_tasks, score
+    from leafward.systems.helm import load_model, run_tasks, score
+    from leafward.systems.helm.open import is_run
 
     model, tokenizer = load_model(model_folder, device)
     context = model.config.max_position_embeddings
@@ -119,10 +120,10 @@ def _evaluate(
 
 def _shard(args: Args, tokenizer: Any, folder: Path) -> Shard:
     """The held-out documents of the run, or all documents of --data, tokenised once for all models of a run."""
-    from leafward.recipes._helm_open import tokens_folder
-    from leafward.tasks.language import Corpus, Shard, find_files, read_documents
-    from leafward.tasks.language.shards import token_type, write_shards
-    from leafward.tasks.language.tokenizer import size
+    from leafward.data.text import Corpus, Shard, find_files, read_documents
+    from leafward.data.text.shards import token_type, write_shards
+    from leafward.data.text.tokenizer import size
+    from leafward.systems.helm.open import tokens_folder
 
     if args.data is None:
         return Corpus.open(tokens_folder(args.target)).held_out
@@ -134,7 +135,7 @@ def _shard(args: Args, tokenizer: Any, folder: Path) -> Shard:
 
 def _headline(models: list[dict[str, Any]], scores: dict[str, Scores]) -> list[Number]:
     """Scores of the first model's geometry, over seeds where there are several, with those of the twin beside."""
-    from leafward.recipes._helm_report import headline
+    from leafward.systems.helm.report import headline
 
     if not scores:
         return []
@@ -153,8 +154,8 @@ TASK_COLUMNS = ("model", "task", "metric", "value", "stderr", "shots", "examples
 
 
 def _page(args: Args, result: dict[str, Any]) -> Page:
-    from leafward.recipes._helm_report import SCORED
     from leafward.report import Estimate, Number, Page
+    from leafward.systems.helm.report import SCORED
 
     made = Page("Evaluation of a language model", subtitle=str(args.target))
     if result["headline"]:

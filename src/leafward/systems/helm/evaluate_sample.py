@@ -36,8 +36,8 @@ class Args:
 
 def run(args: Args, console: Console) -> dict[str, Any]:
     from leafward.engine import session
-    from leafward.recipes._helm_open import model_folder
-    from leafward.tasks.language import load_model, sample
+    from leafward.systems.helm import load_model, sample
+    from leafward.systems.helm.open import model_folder
 
     with session(args.device) as cluster:
         model, tokenizer = load_model(model_folder(args.target), cluster.device)
@@ -53,7 +53,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     console.print(args.prompt + text, markup=False)
     result = {"model": str(args.target), "prompt": args.prompt, "text": text, "seed": args.seed}
     if args.out is not None:
-        from leafward.recipes._evaluation_page import write_evaluation
+        from leafward.engine.evaluation import write_evaluation
         from leafward.report import Page
 
         page = Page("A sample", subtitle=f"{args.target}, temperature {args.temperature:g}, seed {args.seed}")

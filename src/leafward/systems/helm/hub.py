@@ -11,12 +11,13 @@ import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers.utils import logging
 
+from leafward.data.text.folders import replacing_folder
+from leafward.data.text.tokenizer import load_tokenizer, size
 from leafward.engine import Cluster
+from leafward.engine.hashes import check_sums, write_sums
 from leafward.errors import DataError
 from leafward.files import read_record
-from leafward.models import HelmConfig, HelmForCausalLM
-from leafward.tasks.language.folders import replacing_folder
-from leafward.tasks.language.tokenizer import load_tokenizer, size
+from leafward.systems.helm import HelmConfig, HelmForCausalLM
 
 SHIM = "modeling_leafward.py"
 _SHIM_TEXT = '''"""Says where the classes of this model are: in the package leafward, which must be installed.
@@ -24,7 +25,7 @@ _SHIM_TEXT = '''"""Says where the classes of this model are: in the package leaf
 Programs that do not import leafward (such as the command lm_eval) load this folder with trust_remote_code=True.
 """
 
-from leafward.models import HelmConfig, HelmForCausalLM, HelmModel  # noqa: F401
+from leafward.systems.helm import HelmConfig, HelmForCausalLM, HelmModel  # noqa: F401
 '''
 _AUTO_MAP = {
     "AutoConfig": f"{Path(SHIM).stem}.HelmConfig",
@@ -63,6 +64,7 @@ def save_model(model: HelmForCausalLM, tokenizer: Any, folder: str | Path, clust
                 tokenizer.pad_token = tokenizer.eos_token
             tokenizer.save_pretrained(partial)
             (partial / SHIM).write_text(_SHIM_TEXT, encoding="utf-8")
+            write_sums(partial, "*.safetensors")  # the rest may be edited, as people do
 
     cluster.on_main(write)
 
@@ -76,6 +78,7 @@ def load_model(folder: str | Path, device: torch.device | str = "cpu") -> tuple[
         raise DataError(f"{folder} does not hold a model: {error}") from error
     if kind != HelmConfig.model_type:
         raise DataError(f"{folder} holds a model of type {kind!r}, not {HelmConfig.model_type!r}")
+    check_sums(folder)
     try:
         with _without_bars():  # safetensors: never a pickle
             loaded = HelmForCausalLM.from_pretrained(folder, use_safetensors=True, output_loading_info=True)

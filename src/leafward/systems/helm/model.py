@@ -15,7 +15,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from leafward.errors import UsageError
-from leafward.models.helm.config import HelmConfig
 from leafward.nn import (
     Attention,
     Embedding,
@@ -33,10 +32,11 @@ from leafward.nn import (
 from leafward.nn.attention import Store
 from leafward.nn.head import IGNORED
 from leafward.nn.rotary import Table
+from leafward.systems.helm.model_config import HelmConfig
 
 
 class Block(GradientCheckpointingLayer):
-    """x ⊕ attention(norm(x)), then ⊕ feed-forward(norm(·)): (B,T,n) -> (B,T,n) and the balance loss, if any.
+    """x ⊕ attention(norm(x)), then ⊕ feed-forward(norm(·)): (B,T,n) -> (B,T,n) and the balance losses (B), if any.
 
     Equation 5 of docs/helm.md.
     """
@@ -99,7 +99,7 @@ def _attention(config: HelmConfig) -> Attention | LatentAttention:
 
 @dataclass
 class HelmModelOutput(BaseModelOutputWithPast):
-    """With the sum over layers of the gates' balance losses."""
+    """With the sum over layers of the gates' balance losses, one for each sequence (B)."""
 
     balance: Tensor | None = None
 
@@ -172,7 +172,7 @@ class HelmModel(HelmPreTrainedModel):
         places = past + torch.arange(x.shape[1], device=x.device)
         table = self.hope.table(places if position_ids is None else position_ids, x.dtype)
         rule = self._rule(x, attention_mask, documents, past_key_values, places)
-        states, balance = [x], x.new_zeros((), dtype=torch.float32)
+        states, balance = [x], x.new_zeros(len(x), dtype=torch.float32)
         for index, layer in enumerate(self.layers):
             store = None if past_key_values is None else partial(past_key_values.update, layer_idx=index)
             x, extra = layer(x, table, rule, store)
@@ -217,6 +217,15 @@ class HelmModel(HelmPreTrainedModel):
             device=x.device,
             positions=places if fixed else None,
         )
+
+
+def _mean_by_labels(balance: Tensor, labels: Tensor) -> Tensor:
+    """The mean of the sequences' balance losses (B), each weighted by its labels (B,T), as in the rest of the loss.
+
+    A plain mean would make the loss of a step depend on how its sequences are split over ranks and micro-batches.
+    """
+    counts = (labels[:, 1:] != IGNORED).sum(dim=1)
+    return (balance * counts).sum() / counts.sum().clamp_min(1)
 
 
 def _need_shape(name: str, given: Tensor, shape: tuple[int, ...]) -> None:
@@ -301,7 +310,7 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
         if labels is not None:
             loss = self.head.loss(s[:, :-1], labels[:, 1:])
             if self.training and self.config.num_experts:
-                loss = loss + self.config.balance_weight * out.balance
+                loss = loss + self.config.balance_weight * _mean_by_labels(out.balance, labels)
             if num_items_in_batch is not None:
                 loss = loss * ((labels[:, 1:] != IGNORED).sum() / num_items_in_batch)
         if labels is None or not self.training:

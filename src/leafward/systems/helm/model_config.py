@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
@@ -98,7 +98,7 @@ class HelmConfig(PreTrainedConfig):
     """
 
     model_type = "helm"
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]  # the Trainer adds a list to it
 
     def __init__(
         self,

@@ -5,17 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from leafward.engine.config import from_dict
+from leafward.config import checked
+from leafward.engine.layout import is_run
 from leafward.engine.run import MODEL, RunDirectory
 from leafward.errors import DataError, UsageError
 from leafward.files import read_record
-from leafward.recipes.helm import Config
+from leafward.systems.helm.config import Config
 
 TOKENS, DATA, SCORES = "tokens", "data.json", "held_out.npy"
-
-
-def is_run(target: Path) -> bool:
-    return (target / "config.yaml").is_file()
 
 
 def model_folder(target: Path) -> Path:
@@ -39,7 +36,7 @@ def members(target: Path) -> list[dict[str, Any]]:
 
 def configuration(target: Path) -> Config:
     """The configuration that a run was trained with."""
-    return from_dict(Config, RunDirectory.open(target).config)
+    return checked(Config, RunDirectory.open(target).config)
 
 
 def tokens_folder(target: Path) -> Path:

@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leafward.engine.config import to_dict
+from leafward.config import to_dict
 from leafward.files import read_record
-from leafward.intervals import Interval, mean_interval
-from leafward.recipes._members import with_twins_named
 from leafward.report import SERIES, Estimate, Number, Page, legend, line_with_band, new_figure
-from leafward.tasks.language.scoring import Scores, paired
+from leafward.report.number import with_twins_named
+from leafward.stats.intervals import Interval, mean_interval
+from leafward.systems.helm.scoring import Scores, paired
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from leafward.recipes.helm import Config
+    from leafward.systems.helm.config import Config
 
 Record = dict[str, Any]
 Curves = Mapping[str, Sequence[Record]]
@@ -81,16 +81,6 @@ def _speed(name: str, ours: Sequence[Record], twins: Sequence[Record]) -> Number
     value = mean_interval([each[name] for each in ours])[0]
     twin = mean_interval([each[name] for each in twins])[0] if twins else None
     return Number(SPEEDS[name], value, twin=twin, better="higher", note="median over training")
-
-
-def merged(curves: Curves) -> dict[int, dict[str, float]]:
-    """The metrics of all members by step, their names with the member's in front."""
-    steps: dict[int, dict[str, float]] = {}
-    for member, records in curves.items():
-        for record in records:
-            values = {f"{member}/{key}": value for key, value in record.items() if key not in ("step", "time")}
-            steps.setdefault(record["step"], {}).update(values)
-    return dict(sorted(steps.items()))
 
 
 def write(config: Config, result: dict[str, Any], curves: Curves, out: Path) -> None:

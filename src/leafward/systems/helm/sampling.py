@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from leafward.data.text.tokenizer import encode
 from leafward.errors import UsageError
-from leafward.models import HelmForCausalLM
-from leafward.tasks.language.tokenizer import encode
+from leafward.systems.helm import HelmForCausalLM
 
 
 def sample(

@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from leafward.data.text.shards import IGNORED, Shard, Windows
 from leafward.engine import Progress
 from leafward.engine.loop import to_device
-from leafward.intervals import Interval, around, mean_interval
-from leafward.models import HelmForCausalLM
+from leafward.geometry.scalars import wide
 from leafward.nn.head import CHUNK
-from leafward.tasks.language.shards import IGNORED, Shard, Windows
+from leafward.stats.intervals import Interval, around, mean_interval
+from leafward.systems.helm import HelmForCausalLM
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def token_losses(model: HelmForCausalLM, batch: dict[str, Tensor]) -> Tensor:
     features, labels = features.flatten(0, 1), batch["labels"][:, 1:]
     rows = max(1, CHUNK // matrix.shape[0])
     losses = [
-        F.cross_entropy((part @ matrix.T).float(), label, ignore_index=IGNORED, reduction="none")
+        F.cross_entropy(wide(part @ matrix.T), label, ignore_index=IGNORED, reduction="none")
         for part, label in zip(features.split(rows), labels.flatten().split(rows), strict=True)
     ]
     return torch.cat(losses).view(labels.shape)

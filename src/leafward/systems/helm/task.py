@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from leafward.data.text.corpus import Corpus
+from leafward.data.text.shards import IGNORED, Shard, Windows
 from leafward.engine import Cluster, Loss
 from leafward.engine.loop import to_device
 from leafward.geometry import lorentz
-from leafward.models import HelmForCausalLM
 from leafward.nn import Curvatures, Gate
-from leafward.tasks.language.corpus import Corpus
-from leafward.tasks.language.shards import IGNORED, Shard, Windows
+from leafward.systems.helm import HelmForCausalLM
 
 
 class LanguageTask:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from leafward.engine import RunDirectory
-from leafward.models import HelmForCausalLM
 from leafward.nn import MiCE
-from leafward.tasks.language.task import embedding
+from leafward.systems.helm import HelmForCausalLM
+from leafward.systems.helm.task import embedding
 
 PEAKS = {
     "H200": 989e12,

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from leafward.engine import Cluster, RunDirectory, fit, session
+from leafward.config import checked
+from leafward.data.text import Corpus, prepare
+from leafward.data.text.tokenizer import encode, load_tokenizer, size
+from leafward.engine import Cluster, Experiment, Member, RunDirectory, fit, session
+from leafward.engine.experiment import by_geometry, curves
 from leafward.errors import DataError, UsageError
 from leafward.files import finite, read_record, replacing, write_json
-from leafward.models import HelmConfig, HelmForCausalLM
-from leafward.models.helm import PRESETS
-from leafward.recipes import _helm_report as report
-from leafward.recipes._helm_open import DATA, SCORES, TOKENS
-from leafward.recipes._members import Member, by_geometry, create_run, finish, plan, train_members
-from leafward.recipes.helm import MAY_CHANGE, Config
-from leafward.tasks.language import Corpus, LanguageTask, Scores, load_model, prepare, sample, save_model, score
-from leafward.tasks.language.throughput import MeteredRun, speed
-from leafward.tasks.language.tokenizer import encode, load_tokenizer, size
+from leafward.systems.helm import (
+    PRESETS,
+    HelmConfig,
+    HelmForCausalLM,
+    LanguageTask,
+    Scores,
+    load_model,
+    report,
+    sample,
+    save_model,
+    score,
+)
+from leafward.systems.helm.config import MAY_CHANGE, Config, check
+from leafward.systems.helm.open import DATA, SCORES, TOKENS
+from leafward.systems.helm.throughput import MeteredRun, speed
 
 SAMPLE = 200
 """Tokens of a sample in the report."""
@@ -29,39 +38,55 @@ ALIGNED = 64
 """The vocabulary is rounded up to a multiple, which fills the hardware's tiles."""
 
 
-def train(config: Config, out: Path, *, resume: bool, overwrite: bool) -> dict[str, Any]:
-    """The whole recipe, on every rank."""
-    with session(config.loop.device) as cluster:
-        fresh = not (out.is_dir() and any(out.iterdir()))
-        run = _create(cluster, out, config, resume=resume, overwrite=overwrite)
-        corpus = _corpus(config, run, cluster, fresh)
-        members = plan(config, by_geometry(config), out)
-        results = train_members(
-            members,
-            run,
-            partial(_create, cluster),
-            lambda member, own: _train_member(member, corpus, cluster, own, out),
-        )
-        return cluster.on_main(lambda: _conclude(config, run, corpus, members, results))
+class Training(Experiment[Config]):
+    """Both geometries and several seeds on the same tokens."""
+
+    recipe, may_change, leftovers, kind = "helm", MAY_CHANGE, (DATA, SCORES), MeteredRun
+    corpus: Corpus
+
+    def arms(self) -> dict[str, Config]:
+        return by_geometry(self.config)
+
+    def seeds(self) -> range:
+        return range(self.config.loop.seed, self.config.loop.seed + self.config.seeds)
+
+    def prepare(self, run: RunDirectory) -> None:
+        """The tokens, made by the first rank. If the data cannot be used, a fresh run directory is removed."""
+
+        def make() -> str:
+            try:
+                return str(_tokenised(self.config, run).folder)
+            except BaseException:
+                if self.fresh:
+                    shutil.rmtree(run.path)
+                raise
+
+        self.corpus = Corpus.open(self.on_main(make))
+
+    def train(self, member: Member[Config], run: RunDirectory, cluster: Cluster) -> dict[str, Any]:
+        assert isinstance(run, MeteredRun)
+        return _train_member(member, self.corpus, cluster, run, self.out)
+
+    def conclude(
+        self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        scores = [_read_scores(member.path, result["unit"]) for member, result in zip(members, results, strict=True)]
+        return finite(report.result(self.config, self.corpus.counts, results, scores))
+
+    def page(self, run: RunDirectory, members: list[Member[Config]], result: dict[str, Any]) -> None:
+        report.write(self.config, result, curves(members), run.path)
 
 
-def _create(cluster: Cluster, path: Path, config: Config, *, resume: bool, overwrite: bool) -> MeteredRun:
-    settings = {"recipe": "helm", "may_change": MAY_CHANGE, "leftovers": (DATA, SCORES)}
-    return create_run(MeteredRun, cluster, path, config, resume=resume, overwrite=overwrite, **settings)
+def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:
+    """Tokenise, train, score and sample in the run directory `out`; returns what result.json holds.
 
-
-def _corpus(config: Config, run: RunDirectory, cluster: Cluster, fresh: bool) -> Corpus:
-    """The tokens, made by the first rank. If the data cannot be used, a `fresh` run directory goes again."""
-
-    def make() -> str:
-        try:
-            return str(_tokenised(config, run).folder)
-        except BaseException:
-            if fresh:
-                shutil.rmtree(run.path)
-            raise
-
-    return Corpus.open(cluster.on_main(make))
+    Start it with torchrun for several ranks. Raises `engine.Interrupted` after SIGTERM or SIGINT, once everything is
+    saved; the same call with `resume` goes on from there.
+    """
+    config = checked(Config, config)
+    check(config)
+    with session(config.loop.device, config.loop.timeout) as cluster:
+        return Training(config, cluster).run(out, resume=resume, overwrite=overwrite)
 
 
 def _tokenised(config: Config, run: RunDirectory) -> Corpus:
@@ -137,7 +162,7 @@ def _train_member(
     save_model(model, corpus.tokenizer, member.model, cluster)
 
     def conclude() -> dict[str, Any]:
-        result = finite(
+        return finite(
             {
                 "name": member.name,
                 "geometry": config.geometry,
@@ -150,9 +175,6 @@ def _train_member(
                 **_scored(member, corpus, cluster.device, rows),
             }
         )
-        if not member.alone:
-            run.finish(result)
-        return result
 
     return cluster.on_main(conclude)
 
@@ -170,20 +192,6 @@ def _scored(member: Member[Config], corpus: Corpus, device: torch.device, rows: 
         **{name: {"value": value, "interval": interval} for name, (value, interval) in scores.headline().items()},
         "sample": sample(model, tokenizer, config.prompt, tokens=tokens, seed=config.loop.seed),
     }
-
-
-def _conclude(
-    config: Config, run: RunDirectory, corpus: Corpus, members: list[Member[Config]], results: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """Put the members together, write result.json and report.html."""
-    scores = [_read_scores(member.path, result["unit"]) for member, result in zip(members, results, strict=True)]
-    curves = {member.name: RunDirectory.open(member.path).metrics() for member in members}
-    result = finite(report.result(config, corpus.counts, results, scores))
-    if len(members) > 1:
-        run.rewind(0)  # an earlier attempt may have come this far
-        for step, values in report.merged(curves).items():
-            run.log(step, values)
-    return finish(run, result, lambda: report.write(config, result, curves, run.path))
 
 
 def _read_scores(path: Path, unit: str) -> Scores:

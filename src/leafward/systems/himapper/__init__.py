@@ -12,9 +12,25 @@ M = N + N/2 + … nodes (leaves first), S samples, d the mapper's width. Section
 equation numbers those of docs/himapper.md.
 """
 
-from leafward.models.himapper.loss import HierarchyLosses
-from leafward.models.himapper.mapper import HierarchyMapper
-from leafward.models.himapper.model import Hierarchy, HiMapper
-from leafward.models.himapper.tree import TreeShape
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from leafward._lazy import lazy
+
+if TYPE_CHECKING:
+    from leafward.systems.himapper.loss import HierarchyLosses
+    from leafward.systems.himapper.mapper import HierarchyMapper
+    from leafward.systems.himapper.model import Hierarchy, HiMapper
+    from leafward.systems.himapper.tree import TreeShape
+
+_HOME = {
+    "loss": ("HierarchyLosses",),
+    "mapper": ("HierarchyMapper",),
+    "model": ("HiMapper", "Hierarchy"),
+    "tree": ("TreeShape",),
+}
 
 __all__ = ["HiMapper", "Hierarchy", "HierarchyLosses", "HierarchyMapper", "TreeShape"]
+
+__getattr__, __dir__ = lazy(__name__, _HOME)

@@ -8,21 +8,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leafward.data.images import IMAGENET, Pixels
 from leafward.engine import load_published
 from leafward.engine.run import MODEL
 from leafward.errors import DataError, LeafwardError, UsageError, require
 from leafward.files import read_record
-from leafward.models.himapper import HierarchyLosses, HiMapper
-from leafward.recipes import _hcformer_model as vision
-from leafward.recipes._hcformer_model import Card
-from leafward.tasks.images import IMAGENET, Pixels
+from leafward.systems.himapper import HierarchyLosses, HiMapper
+from leafward.systems.vision import build as vision
+from leafward.systems.vision.build import Card
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor, nn
 
-    from leafward.recipes.himapper import Config
+    from leafward.systems.himapper.config import Config
 
 
 class LearningMapper(HiMapper):
@@ -218,14 +218,14 @@ def _loading(overlay: dict[str, Any] | None = None) -> dict[str, Any]:
 def _check_weights(path: Path, name: str) -> None:
     """Refuse a file that lacks a weight of the timm model: timm itself passes over what does not fit."""
     import torch
-    from safetensors import SafetensorError, safe_open
+
+    from leafward.data.arrays import array_names
 
     timm = require("timm", "vision")
     try:
-        with safe_open(path, framework="pt") as file:
-            held = set(file.keys())
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"weights: {path} cannot be read: {error}") from error
+        held = set(array_names(path))
+    except DataError as error:
+        raise DataError(f"weights: {error}") from error
     with torch.device("meta"):
         model = timm.create_model(name)
     classifier = f"{model.pretrained_cfg['classifier']}."

@@ -10,24 +10,24 @@ the tree too, with the same steps, data order and augmentation.
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Literal
 
+from msgspec import Meta
+
+from leafward.config import Count, NonNegative, Part, Pixels, Positive, Seeds, Settings, Share
 from leafward.engine.config import CHANGEABLE_LOOP, LoopConfig, OptimConfig
 from leafward.errors import UsageError, need
-from leafward.tasks.augment import Augment
+from leafward.systems.vision.augment import Augment
+from leafward.systems.vision.config import Decoder
 
 SUMMARY = "Hi-Mapper on a pretrained backbone, beside the plain backbone and the flat twin at the same budget."
 MAY_CHANGE = (*(f"loop.{name}" for name in sorted(CHANGEABLE_LOOP - {"steps"})), "check")
 """Fields that a resumed run may change. Not the steps: the learning rate's schedule ends with them."""
 
 
-@dataclass(frozen=True)
-class Config:
+class Config(Settings, frozen=True):
     """The data, the backbone, the hierarchy and the training. The defaults are the preset `quick`."""
 
     task: Literal["classify", "segment", "detect"] = "classify"
@@ -52,23 +52,23 @@ class Config:
     """Upper nodes by samples from the mixture of their children, or by a Gaussian with its moments."""
     deterministic: bool = False
     """Points in place of Gaussians."""
-    leaves: int = 32
+    leaves: Count = 32
     """Leaves of the tree, a multiple of 2^(levels − 1)."""
-    levels: int = 4
+    levels: Annotated[int, Meta(ge=2, le=16)] = 4
     """Levels of the tree."""
-    dim: int = 128
+    dim: Annotated[int, Meta(ge=4, multiple_of=4)] = 128
     """Width of the nodes, a multiple of 4."""
-    temperature: float = 0.2
+    temperature: Positive = 0.2
     """τ of the contrast between parents and the other nodes of a level."""
-    sibling_weight: float = 1.0
+    sibling_weight: Share = 1.0
     """Weight of siblings among the negatives: 1 as in the paper, 0 leaves them out."""
-    contrast_weight: float = 0.1
+    contrast_weight: NonNegative = 0.1
     """Weight of the contrast beside the task's own loss."""
-    kl_weight: float = 0.01
+    kl_weight: NonNegative = 0.01
     """Weight of the divergence of the top level from the unit Gaussian."""
-    size: int = 96
+    size: Pixels = 96
     """Side in pixels of the images (classify), of the crops (segment), or the shorter side (detect)."""
-    decoder: str = "semantic-fpn"
+    decoder: Decoder = "semantic-fpn"
     """Head for segmentation: semantic-fpn, or smp:NAME for a decoder of segmentation_models_pytorch."""
     sliding: bool = False
     """Segment: predict by overlapping windows of the training size instead of whole images."""
@@ -76,7 +76,7 @@ class Config:
     """Segment: the mask value of pixels that do not count."""
     taxonomy: Path | None = None
     """Classify: a taxonomy with the classes as nodes, for hierarchical scores."""
-    held_out: float = 0.1
+    held_out: Part = 0.1
     """Part of the data that is held out where they have no split of their own."""
     check: bool = True
     """A look at every file before training starts; --no-check goes without."""
@@ -84,35 +84,17 @@ class Config:
     """Fine-tune also the plain backbone and the tree in the other geometry, and report the paired differences."""
     ablation: bool = False
     """Fine-tune also the deterministic tree."""
-    seeds: int = 1
+    seeds: Seeds = 1
     """Replicates with neighbouring seeds; two or more give intervals over seeds."""
-    augment: Augment = dataclasses.field(default_factory=Augment)
-    loop: LoopConfig = dataclasses.field(
-        default_factory=lambda: LoopConfig(steps=300, batch_size=32, eval_every=100, checkpoint_every=100)
-    )
-    optim: OptimConfig = dataclasses.field(
-        default_factory=lambda: OptimConfig(lr=5e-4, betas=(0.9, 0.999), weight_decay=1e-4, warmup_steps=20)
-    )
+    augment: Augment = Augment()
+    loop: LoopConfig = LoopConfig(steps=300, batch_size=32, eval_every=100, checkpoint_every=100)
+    optim: OptimConfig = OptimConfig(lr=5e-4, betas=(0.9, 0.999), weight_decay=1e-4, warmup_steps=20)
 
-    def __post_init__(self) -> None:
-        need(self.size >= 32, "size", "at least 32 pixels", self.size)
-        need(0.0 < self.held_out < 1.0, "held_out", "a part between 0 and 1", self.held_out)
-        need(self.seeds >= 1, "seeds", "an integer ≥ 1", self.seeds)
-        need(self.dim >= 4 and self.dim % 4 == 0, "dim", "a positive multiple of 4", self.dim)
-        need(0.0 < self.temperature < math.inf, "temperature", "a positive number", self.temperature)
-        need(0.0 <= self.sibling_weight <= 1.0, "sibling_weight", "in [0, 1]", self.sibling_weight)
-        for name in ("contrast_weight", "kl_weight"):
-            need(0.0 <= getattr(self, name) < math.inf, name, "a number ≥ 0", getattr(self, name))
-        need(2 <= self.levels <= 16, "levels", "an integer from 2 to 16", self.levels)
+    def conditions(self) -> None:
         most = 2 ** (self.levels - 1)
-        whole = self.leaves >= most and self.leaves % most == 0
-        need(whole, "leaves", f"a multiple of 2^(levels − 1) = {most}", self.leaves)
-        need(
-            self.weights is None or self.weights.suffix == ".safetensors",
-            "weights",
-            "a .safetensors file",
-            self.weights,
-        )
+        need(self.leaves % most == 0, "leaves", f"a multiple of 2^(levels − 1) = {most}", self.leaves)
+        safe = self.weights is None or self.weights.suffix == ".safetensors"
+        need(safe, "weights", "a .safetensors file", self.weights)
         alone = not (self.plain and (self.twin or self.ablation))
         need(alone, "plain", "off where others are compared with it (twin, ablation)", self.plain)
         need(not (self.ablation and self.deterministic), "ablation", "off for the deterministic tree itself", True)
@@ -190,16 +172,9 @@ PRESETS: dict[str, Callable[[], Config]] = {
 }
 
 
-def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:
-    """Check the data, fine-tune, publish and score in the run directory `out`; returns what result.json holds.
-
-    Start it with torchrun for several ranks. Raises `engine.Interrupted` after SIGTERM or SIGINT, once everything is
-    saved; the same call with `resume` goes on from there.
-    """
+def check(config: Config) -> None:
+    """Refuse what is missing, before anything heavy is imported."""
     if config.data is None:
         raise UsageError("--data must name the images to train on")
     if config.backbone is None:
         raise UsageError("--backbone must be timm:NAME, or a run whose backbone to take")
-    from leafward.recipes import _himapper_train
-
-    return _himapper_train.train(config, out, resume=resume, overwrite=overwrite)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from leafward.config import replace
 from leafward.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from torch import nn
 
-    from leafward.recipes import hcformer
+    from leafward.systems.vision.config import Config as VisionConfig
 
 SUMMARY = "Accuracy, mean IoU or COCO AP of Hi-Mapper and of what it was compared with."
 
@@ -36,16 +37,17 @@ class Args:
 
 def run(args: Args, console: Console) -> dict[str, Any]:
     """Score every model of the target; returns what the file holds."""
-    from leafward.recipes import _himapper_report as report
-    from leafward.recipes._hcformer_train import make_task
-    from leafward.recipes._himapper_model import open_model, pixels_of
-    from leafward.recipes._vision_evaluation import conclude, measure
+    from leafward.engine import is_run
+    from leafward.systems.himapper import report
+    from leafward.systems.himapper.build import open_model, pixels_of
+    from leafward.systems.vision.evaluation import conclude, measure
+    from leafward.systems.vision.train import make_task
 
     def open_classes(folder: Path) -> tuple[nn.Module, list[str]]:
         model, card = open_model(folder)
         return model, card.vision.classes
 
-    config, members = _of_run(args) if (args.target / "config.yaml").is_file() else _of_model(args)
+    config, members = _of_run(args) if is_run(args.target) else _of_model(args)
     config = replace(config, data=args.data or config.data, taxonomy=args.taxonomy or config.taxonomy)
     task = make_task(config, pixels_of(args.target))
     results, units = measure(task, args.target, members, open_classes, args.device)
@@ -53,22 +55,23 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     return conclude(f"Evaluation: Hi-Mapper, {config.task}", args, config.data, results, headline, console)
 
 
-def _of_run(args: Args) -> tuple[hcformer.Config, list[dict[str, Any]]]:
+def _of_run(args: Args) -> tuple[VisionConfig, list[dict[str, Any]]]:
     """What a finished run learned from what, and its models as its result names them."""
-    from leafward.engine import RunDirectory, from_dict
-    from leafward.recipes._himapper_train import vision_config
-    from leafward.recipes.himapper import Config
+    from leafward.config import checked
+    from leafward.engine import RunDirectory
+    from leafward.systems.himapper.config import Config
+    from leafward.systems.himapper.train import vision_config
 
     trained = RunDirectory.open(args.target)
     if trained.recipe != "himapper" or not trained.finished:
         raise UsageError(f"{args.target} is not the directory of a finished run of recipe 'himapper'")
-    return vision_config(from_dict(Config, trained.config)), trained.result()["members"]
+    return vision_config(checked(Config, trained.config)), trained.result()["members"]
 
 
-def _of_model(args: Args) -> tuple[hcformer.Config, list[dict[str, Any]]]:
+def _of_model(args: Args) -> tuple[VisionConfig, list[dict[str, Any]]]:
     """Settings that fit a published model, which has nothing to be compared with."""
-    from leafward.recipes._himapper_model import read_card
-    from leafward.recipes.hcformer import Config
+    from leafward.systems.himapper.build import read_card
+    from leafward.systems.vision.config import Config
 
     card = read_card(args.target).vision
     if args.data is None:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor
 
-    from leafward.models.himapper import Hierarchy, HiMapper
-    from leafward.recipes._hcformer_model import Card
+    from leafward.systems.himapper import Hierarchy, HiMapper
+    from leafward.systems.vision.build import Card
 
 SUMMARY = "The tree of parts that Hi-Mapper found in images, drawn over them, as PNG and one HTML page."
 LEGEND = (
@@ -50,9 +50,9 @@ class Args:
 def run(args: Args, console: Console) -> dict[str, Any]:
     """Draw every image; returns the files and the mean distances in each image's tree."""
     from leafward.files import replacing
-    from leafward.recipes import _himapper_drawing as drawing
-    from leafward.recipes._himapper_model import mapper_of, open_model
     from leafward.report import Page
+    from leafward.systems.himapper import figures as drawing
+    from leafward.systems.himapper.build import mapper_of, open_model
 
     model, card = open_model(args.target)
     mapper = mapper_of(model)
@@ -117,7 +117,7 @@ def _prepare(path: Path, size: int, card: Card) -> tuple[np.ndarray, Tensor]:
     import torch
     from PIL import ImageOps
 
-    from leafward.tasks.images import read_image
+    from leafward.data.image_files import read_image
 
     pixels = np.array(ImageOps.fit(read_image(path), (size, size)))
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (card.mean, card.std))

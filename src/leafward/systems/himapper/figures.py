@@ -15,7 +15,7 @@ from leafward.report import SERIES, literal, new_figure, style
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from leafward.models.himapper import Hierarchy, TreeShape
+    from leafward.systems.himapper import Hierarchy, TreeShape
 
 DARK = 0.2
 """Brightness of a photo where a node does not look."""

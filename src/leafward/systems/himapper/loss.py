@@ -10,17 +10,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leafward.errors import UsageError
-from leafward.models.himapper.tree import TreeShape
+from leafward.geometry.scalars import wide
+from leafward.systems.himapper.tree import TreeShape
 
 CONTRAST_WEIGHT, KL_WEIGHT = 0.1, 0.01
 """Weights of the two losses beside the task's own, as in the authors' code."""
 
 
 class HierarchyLosses(NamedTuple):
-    """Means over the batch: the contrast in nats, the divergence of the top level in nats per coordinate."""
+    """Means over the batch: the contrast in nats, the divergence of the top level in nats per coordinate; and the
+    contrast of each image (B)."""
 
     contrast: Tensor
     kl: Tensor
+    contrasts: Tensor
 
     def total(self, contrast_weight: float = CONTRAST_WEIGHT, kl_weight: float = KL_WEIGHT) -> Tensor:
         """What is added to the task's own loss."""
@@ -57,5 +60,10 @@ class HierarchyContrast(nn.Module):
 
     def forward(self, distances: Tensor) -> Tensor:
         """All distances between the nodes of each image, (B, M, M) -> a scalar."""
-        logits = self.log_weight.float() - distances[:, : len(self.parents)].float() / self.temperature
-        return F.cross_entropy(logits.flatten(0, 1), self.parents.repeat(len(logits)))
+        return self.each(distances).mean()
+
+    def each(self, distances: Tensor) -> Tensor:
+        """The same for each image: (B, M, M) -> (B)."""
+        logits = wide(self.log_weight) - wide(distances[:, : len(self.parents)]) / self.temperature
+        nats = F.cross_entropy(logits.flatten(0, 1), self.parents.repeat(len(logits)), reduction="none")
+        return nats.view(len(logits), -1).mean(dim=1)

@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leafward.errors import UsageError, nearest
-from leafward.geometry import Curvature, Euclidean, Lorentz, Manifold
+from leafward.geometry import Curvature, space_of
 from leafward.geometry.scalars import wide
-from leafward.models.himapper.loss import HierarchyContrast, HierarchyLosses
-from leafward.models.himapper.tree import GaussianTree, Samples, TreeShape
+from leafward.nn.space import GEOMETRIES
+from leafward.systems.himapper.loss import HierarchyContrast, HierarchyLosses
+from leafward.systems.himapper.tree import GaussianTree, Samples, TreeShape
 
-GEOMETRIES = ("lorentz", "euclidean")
 CURVATURE_BOUNDS = (0.1, 10.0)
 
 
@@ -36,7 +36,7 @@ class Attention(nn.Module):
     def weights(self, x: Tensor, memory: Tensor) -> Tensor:
         """The weights that `forward` mixes with, averaged over heads: (B, S, T)."""
         query, key, _ = self._split(x, self.key_value(memory))
-        return (query @ key.mT * query.shape[-1] ** -0.5).float().softmax(dim=-1).mean(dim=1)
+        return wide(query @ key.mT * query.shape[-1] ** -0.5).softmax(dim=-1).mean(dim=1)
 
     def _split(self, x: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values by heads: (B, h, S, d/h) and twice (B, h, T, d/h)."""
@@ -70,7 +70,7 @@ class Decomposition(nn.Module):
     def attention(self, samples: Samples, tokens: Tensor) -> Tensor:
         """Where each node looks, as shares of one: (B, T, C) -> (B, M, T)."""
         weights = self.cross.weights(self.norm_cross(samples.values), self.memory(tokens))
-        return weights if samples.pool is None else samples.pool.float() @ weights
+        return weights if samples.pool is None else wide(samples.pool) @ weights
 
 
 class Encoding(nn.Module):
@@ -110,7 +110,7 @@ class HierarchyMapper(nn.Module):
 
     `channels` C is the width of the feature map, `width` V that of the global feature. `geometry="lorentz"` learns its
     curvature within `CURVATURE_BOUNDS`; "euclidean" is the flat twin with the same weights. What else there is to
-    choose is said at `leafward.models.himapper.HiMapper`.
+    choose is said at `leafward.systems.himapper.HiMapper`.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class HierarchyMapper(nn.Module):
         self.decomposition = Decomposition(channels, dim, heads)
         self.encoding = Encoding(shape, width, dim, heads)
         self.to_tangent = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, dim))
-        self.manifold: Manifold = Lorentz(Curvature(1.0, *CURVATURE_BOUNDS)) if geometry == "lorentz" else Euclidean()
+        self.manifold = space_of(geometry, Curvature(1.0, *CURVATURE_BOUNDS))
         self.contrast = HierarchyContrast(shape, temperature, sibling_weight)
 
     def forward(self, tokens: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,9 +163,10 @@ class HierarchyMapper(nn.Module):
     def losses(self, nodes: Tensor) -> HierarchyLosses:
         """What teaches the hierarchy, from nodes (B, M, d)."""
         points = self.points(nodes)
-        return HierarchyLosses(self.contrast(self.manifold.cdist(points, points)), self.tree.kl())
+        contrasts = self.contrast.each(self.manifold.cdist(points, points))
+        return HierarchyLosses(contrasts.mean(), self.tree.kl(), contrasts)
 
     @property
     def curvature(self) -> float:
         """The curvature constant c; zero where the space is flat."""
-        return float(torch.as_tensor(self.manifold.c).detach()) if isinstance(self.manifold, Lorentz) else 0.0
+        return 0.0 if self.manifold.c is None else float(torch.as_tensor(self.manifold.c).detach())

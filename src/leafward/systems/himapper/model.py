@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
+from leafward.engine.blocks import blocks
 from leafward.errors import UsageError
-from leafward.models.himapper.mapper import HierarchyMapper
-from leafward.models.himapper.tree import TreeShape
+from leafward.systems.himapper.mapper import HierarchyMapper
+from leafward.systems.himapper.tree import TreeShape
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class HiMapper(nn.Module):
     def forward(self, x: Tensor, losses: bool = False) -> Any:
         """Images (B, in_chans, H, W) -> logits (B, classes), or the maps of a pyramid with the last one sharpened.
 
-        With `losses`, a pair of that and `leafward.models.himapper.HierarchyLosses`.
+        With `losses`, a pair of that and `leafward.systems.himapper.HierarchyLosses`.
         """
         if self.pyramid:
             maps = list(self.backbone(x))
@@ -175,6 +176,10 @@ class HiMapper(nn.Module):
         self.grad_checkpointing = enable
         if hasattr(self.backbone, "set_grad_checkpointing"):
             self.backbone.set_grad_checkpointing(enable)  # pyright: ignore[reportCallIssue]
+
+    def shard_blocks(self) -> list[nn.Module]:
+        """What FSDP2 shards one by one: the backbone's blocks. The mapper reads the weights of its levels together."""
+        return blocks(self.backbone)
 
     def no_weight_decay(self) -> set[str]:
         """Parameters that are not decayed: the backbone's own, and the places of the tree."""

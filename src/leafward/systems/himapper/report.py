@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from leafward.engine.config import to_dict
+from leafward.config import to_dict
 from leafward.files import read_record
-from leafward.recipes._hcformer_report import NAMES, ONE_SEED, difference, estimate, scored
-from leafward.recipes._members import with_twins_named
 from leafward.report import SERIES, Estimate, Number, Page, legend, new_figure
+from leafward.report.number import with_twins_named
+from leafward.systems.vision.report import NAMES, ONE_SEED, difference, estimate, scored
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from leafward.recipes.himapper import Config
+    from leafward.systems.himapper.config import Config
 
 Record = Mapping[str, Any]
 Curves = Mapping[str, Sequence[Record]]

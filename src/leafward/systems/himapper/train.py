@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from leafward.engine import Cluster, Loss, RunDirectory, fit, publish, session
+from leafward.config import checked, replace
+from leafward.engine import Cluster, Experiment, Loss, Member, RunDirectory, fit, publish, session
+from leafward.engine.experiment import curves
 from leafward.files import finite
-from leafward.recipes import _hcformer_train as vision
-from leafward.recipes import _himapper_report as report
-from leafward.recipes import hcformer
-from leafward.recipes._hcformer_train import UNITS
-from leafward.recipes._himapper_model import (
-    backbone_source,
-    build,
-    card_of,
-    expected_pixels,
-    freeze_plain,
-    mapper_of,
-)
-from leafward.recipes._members import Member, create_run, finish, plan, train_members
-from leafward.recipes.himapper import MAY_CHANGE, Config
+from leafward.systems.himapper import report
+from leafward.systems.himapper.build import backbone_source, build, card_of, expected_pixels, freeze_plain, mapper_of
+from leafward.systems.himapper.config import MAY_CHANGE, Config, check
+from leafward.systems.vision import train as vision
+from leafward.systems.vision.config import Config as VisionConfig
+from leafward.systems.vision.train import UNITS
 
 if TYPE_CHECKING:
-    from leafward.recipes._hcformer_train import VisionTask
+    from leafward.systems.vision.train import VisionTask
 
 PLAIN = "plain"
 
@@ -36,7 +28,7 @@ class WithHierarchy:
     """A task whose loss has that of the hierarchy added, wherever in the model the mapper sits."""
 
     def __init__(self, task: VisionTask, contrast_weight: float, kl_weight: float) -> None:
-        self.task, self.weights = task, (contrast_weight, kl_weight)
+        self.task, self.contrast_weight, self.kl_weight = task, contrast_weight, kl_weight
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.task, name)
@@ -45,9 +37,10 @@ class WithHierarchy:
         mapper, loss = mapper_of(model), self.task.loss(model, batch)
         assert mapper is not None
         assert mapper.losses is not None
-        found, count = mapper.losses, loss.count
-        own = {"contrast": found.contrast * count, "kl": found.kl * count}
-        return Loss(loss.total + count * found.total(*self.weights), count, {**loss.metrics, **own})
+        counts = loss.counts(len(mapper.losses.contrasts))  # each image weighs as much as in the task's loss
+        contrast, kl = (mapper.losses.contrasts * counts).sum(), mapper.losses.kl * counts.sum()
+        extra = self.contrast_weight * contrast + self.kl_weight * kl
+        return Loss(loss.total + extra, loss.count, {**loss.metrics, "contrast": contrast, "kl": kl})
 
     def scalars(self, model: nn.Module) -> dict[str, Tensor | float]:
         mapper = mapper_of(model)
@@ -69,21 +62,62 @@ class OnFrozenBackbone:
         return self.task.loss(model, batch)
 
 
-def train(config: Config, out: Path, *, resume: bool, overwrite: bool) -> dict[str, Any]:
-    """The whole recipe, on every rank. The data are looked at before anything is written."""
-    with session(config.loop.device) as cluster:
-        task = vision.make_task(vision_config(config), expected_pixels(config))
+class Training(Experiment[Config]):
+    """The tree, and what it is compared with."""
+
+    recipe, may_change, leftovers = "himapper", MAY_CHANGE, (UNITS,)
+
+    def __init__(self, config: Config, cluster: Cluster) -> None:
+        super().__init__(config, cluster)
+        self.task = vision.make_task(vision_config(config), expected_pixels(config))
         if config.check:
-            cluster.on_main(task.check)
-        members = plan(config, arms(config), out)
-        run = _create(cluster, out, config, resume=resume, overwrite=overwrite)
-        results = train_members(
-            members,
-            run,
-            partial(_create, cluster),
-            lambda member, own: _train_member(member, task, cluster, own, out),
-        )
-        return cluster.on_main(lambda: _conclude(config, run, task, members, results))
+            cluster.on_main(self.task.check)
+
+    def arms(self) -> dict[str, Config]:
+        return arms(self.config)
+
+    def seeds(self) -> range:
+        return range(self.config.loop.seed, self.config.loop.seed + self.config.seeds)
+
+    def train(self, member: Member[Config], run: RunDirectory, cluster: Cluster) -> dict[str, Any]:
+        """Train one model, publish it and score it."""
+        config, task = member.config, self.task
+        with backbone_source(config) as (name, arguments, source):
+            card = card_of(config, name, arguments, task.classes, task.decoder)
+            model = build(card, source)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        learned: Any = task
+        if not config.plain:
+            learned = WithHierarchy(task, config.contrast_weight, config.kl_weight)
+        elif config.freeze_backbone:
+            learned = OnFrozenBackbone(task, freeze_plain(model, config.task))
+        fitted = fit(model, learned, config.loop, config.optim, run, cluster)
+        publish(model, member.model, card, cluster)
+
+        record = {"arm": member.arm, "backbone": name, "parameters": parameters}
+        record["step"] = fitted.best_step or fitted.step
+        return vision.scored(member, task, model, cluster, self.out, record)
+
+    def conclude(
+        self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        units = [vision.read_units(member.path) for member in members]
+        return finite(report.result(self.task.monitor, results, units)) | {"data": {"classes": self.task.classes}}
+
+    def page(self, run: RunDirectory, members: list[Member[Config]], result: dict[str, Any]) -> None:
+        report.write(self.config, self.task.monitor, result, curves(members), run.path)
+
+
+def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:
+    """Check the data, fine-tune, publish and score in the run directory `out`; returns what result.json holds.
+
+    Start it with torchrun for several ranks. Raises `engine.Interrupted` after SIGTERM or SIGINT, once everything is
+    saved; the same call with `resume` goes on from there.
+    """
+    config = checked(Config, config)
+    check(config)
+    with session(config.loop.device, config.loop.timeout) as cluster:
+        return Training(config, cluster).run(out, resume=resume, overwrite=overwrite)
 
 
 def arms(config: Config) -> dict[str, Config]:
@@ -103,9 +137,9 @@ def _arm(config: Config) -> str:
     return PLAIN if config.plain else config.geometry + ("-deterministic" if config.deterministic else "")
 
 
-def vision_config(config: Config) -> hcformer.Config:
+def vision_config(config: Config) -> VisionConfig:
     """The part of the settings that says what is learned from what."""
-    return hcformer.Config(
+    return VisionConfig(
         task=config.task,
         data=config.data,
         size=config.size,
@@ -117,40 +151,3 @@ def vision_config(config: Config) -> hcformer.Config:
         augment=config.augment,
         loop=config.loop,
     )
-
-
-def _create(cluster: Cluster, path: Path, config: Config, *, resume: bool, overwrite: bool) -> RunDirectory:
-    settings = {"recipe": "himapper", "may_change": MAY_CHANGE, "leftovers": (UNITS,)}
-    return create_run(RunDirectory, cluster, path, config, resume=resume, overwrite=overwrite, **settings)
-
-
-def _train_member(
-    member: Member[Config], task: VisionTask, cluster: Cluster, run: RunDirectory, out: Path
-) -> dict[str, Any]:
-    """Train one model, publish it and score it."""
-    config = member.config
-    with backbone_source(config) as (name, arguments, source):
-        card = card_of(config, name, arguments, task.classes, task.decoder)
-        model = build(card, source)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    learned: Any = task
-    if not config.plain:
-        learned = WithHierarchy(task, config.contrast_weight, config.kl_weight)
-    elif config.freeze_backbone:
-        learned = OnFrozenBackbone(task, freeze_plain(model, config.task))
-    fitted = fit(model, learned, config.loop, config.optim, run, cluster)
-    publish(model, member.model, card, cluster)
-
-    record = {"arm": member.arm, "backbone": name, "parameters": parameters, "step": fitted.best_step or fitted.step}
-    return cluster.on_main(lambda: vision.scored(member, task, model, run, out, record))
-
-
-def _conclude(
-    config: Config, run: RunDirectory, task: VisionTask, members: list[Member[Config]], results: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """Put the members together, write result.json and report.html."""
-    units = [vision.read_units(member.path) for member in members]
-    curves = {member.name: RunDirectory.open(member.path).metrics() for member in members}
-    result = finite(report.result(task.monitor, results, units))
-    result["data"] = {"classes": task.classes}
-    return finish(run, result, lambda: report.write(config, task.monitor, result, curves, run.path))

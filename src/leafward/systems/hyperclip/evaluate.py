@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor
 
-    from leafward.recipes.hyperclip import Config
-    from leafward.tasks.zeroshot import Comparison
+    from leafward.encoders.zeroshot import Comparison
+    from leafward.systems.hyperclip.config import Config
 
 SUMMARY = "Zero-shot classification with prompt templates: top-1, top-5 and, with a taxonomy, the hierarchical metrics."
 
@@ -26,7 +26,7 @@ SUMMARY = "Zero-shot classification with prompt templates: top-1, top-5 and, wit
 @dataclass(kw_only=True)
 class Args:
     target: Annotated[str | None, tyro.conf.Positional] = None
-    """Model directory or name, open_clip:NAME, or a run directory; none with --features."""
+    """Model directory or name, open_clip:NAME@WEIGHTS, or a run directory; none with --features."""
     data: Path | None = None
     """Labelled images: a folder as for leafward data features, whose test part counts where it brings a split, or a
     .parquet file. None: the test images of a hyperclip run."""
@@ -42,8 +42,8 @@ class Args:
     taxonomy: str | None = None
     """Taxonomy whose leaves are the classes: .csv, .json, .txt, wordnet or wordnet:NODE (the nouns under it)."""
     features: Path | None = None
-    """Vectors in place of a model: a file of leafward data features (its test part counts), or arrays image, text (one
-    row for each class) and label, the number of the class."""
+    """Vectors in place of a model: a file of leafward data features (its test part counts), or the arrays
+    image_features, text_features (one row for each class) and labels under their short names, image, text and label."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute."""
     out: Path | None = None
@@ -51,10 +51,10 @@ class Args:
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
-    from leafward.recipes._class_taxonomy import class_taxonomy
-    from leafward.recipes._encoder_evaluation import one_source, shares, show
-    from leafward.tasks.captions import read_lines
-    from leafward.tasks.zeroshot import labelled_features, score
+    from leafward.data.captions import read_lines
+    from leafward.data.taxonomy import class_taxonomy
+    from leafward.encoders.evaluation import one_source, shares, show
+    from leafward.encoders.zeroshot import labelled_features, score
 
     one_source(args.target, args.features)
     compare = None
@@ -78,8 +78,8 @@ def run(args: Args, console: Console) -> dict[str, Any]:
 def _by_model(args: Args) -> tuple[Tensor, Tensor, Tensor, list[str], Comparison]:
     import torch
 
-    from leafward.recipes._encoder_evaluation import open_target
-    from leafward.tasks.zeroshot import TEMPLATES, Comparison, class_vectors, labelled_images, read_templates
+    from leafward.encoders.evaluation import open_target
+    from leafward.encoders.zeroshot import TEMPLATES, Comparison, class_vectors, labelled_images, read_templates
 
     config = _hyperclip(args.target)
     if args.data is not None:
@@ -102,7 +102,7 @@ def _by_model(args: Args) -> tuple[Tensor, Tensor, Tensor, list[str], Comparison
     target = args.target
     if config is not None and config.method == "frozen":  # such a run holds no model of its own
         target = config.model
-    encoder = open_target(target, args.device).encoder
+    encoder = open_target(target, args.device)
     unit = compare.score == "cosine"  # the other scores see the norms
     image = encoder.encode_image(images, unit=unit)
     return image, class_vectors(encoder, names, templates, unit=unit), label, names, compare
@@ -110,16 +110,17 @@ def _by_model(args: Args) -> tuple[Tensor, Tensor, Tensor, list[str], Comparison
 
 def _hyperclip(target: str | None) -> Config | None:
     """The configuration of a run of leafward train hyperclip; None where the target is something else."""
-    from leafward.engine import RunDirectory, from_dict
-    from leafward.recipes.hyperclip import Config
+    from leafward.config import checked
+    from leafward.engine import RunDirectory, is_run
+    from leafward.systems.hyperclip.config import Config
 
-    run = RunDirectory.open(target) if target and (Path(target) / "config.yaml").is_file() else None
-    return from_dict(Config, run.config) if run is not None and run.recipe == "hyperclip" else None
+    run = RunDirectory.open(target) if target and is_run(target) else None
+    return checked(Config, run.config) if run is not None and run.recipe == "hyperclip" else None
 
 
 def _test_images(config: Config) -> tuple[list[Any], Tensor, list[str]]:
     """The test images of a run, their labels, and the names of all its classes."""
-    from leafward.recipes._hyperclip_training import read
+    from leafward.systems.hyperclip.methods import read
 
     data = read(config)
     return [data.files[row] for row in data.test.tolist()], data.labels[data.test], list(data.names)

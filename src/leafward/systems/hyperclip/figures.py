@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from torch import Tensor
 
-from leafward.adapters.scores import Score, radii, radius_sweep
+from leafward.encoders.scores import Score, radii, radius_sweep
 from leafward.report import legend, line_with_band, log_axis, new_figure
 
 if TYPE_CHECKING:

@@ -10,24 +10,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from leafward.adapters import BlockScaleConfig, adapters, attach, load_encoder, save_pretrained, trainable_parameters
-from leafward.adapters.encoders import Encoder, open_image
+from leafward.adapters import BlockScaleConfig, adapters, attach, save_pretrained, trainable_parameters
 from leafward.adapters.layouts import ATTENTION, find_sites
 from leafward.adapters.low_rank import LowRankConfig
-from leafward.adapters.scores import radii, similarity
-from leafward.engine import LoopConfig, Loss, OptimConfig, RunDirectory, fit
+from leafward.data.captions import readable
+from leafward.data.fewshot import TEST, TRAIN, few_shot, seeded_split
+from leafward.data.image_files import read_image
+from leafward.data.standard_sets import read_images
+from leafward.encoders import load_encoder
+from leafward.encoders.encoder import Encoder
+from leafward.encoders.scores import radii, similarity
+from leafward.engine import Cluster, LoopConfig, Loss, OptimConfig, RunDirectory, fit
+from leafward.engine.devices import type_of
+from leafward.engine.experiment import batch_of
+from leafward.engine.run import MODEL
 from leafward.errors import UsageError
-from leafward.files import read_record, write_json
-from leafward.recipes._devices import device_of
-from leafward.recipes._hyperclip_radius import sweeps
-from leafward.tasks.captions import readable
-from leafward.tasks.fewshot import TEST, TRAIN, few_shot, seeded_split
-from leafward.tasks.standard_sets import read_images
+from leafward.geometry.scalars import wide
+from leafward.systems.hyperclip.figures import sweeps
 
 if TYPE_CHECKING:
-    from leafward.recipes.hyperclip import Config
+    from leafward.systems.hyperclip.config import Config
 
 COMPARED = ("frozen", "block-scale", "orthogonal", "lora", "attention", "full")
+ADAPTER = "adapter"
 FINE_TUNED = ("attention", "full")  # trained without an adapter, at a tenth of the learning rate
 
 
@@ -39,6 +44,11 @@ class Method:
     @property
     def label(self) -> str:
         return self.name if self.score == "cosine" else f"{self.name}, {self.score}"
+
+    @property
+    def arm(self) -> str:
+        """The label as part of a file's name."""
+        return self.label.replace(", ", "-")
 
 
 @dataclass(frozen=True)
@@ -72,48 +82,46 @@ def read(config: Config) -> Data:
     return Data(files, target, names, train, test)
 
 
-def train(config: Config, method: Method, data: Data, run: RunDirectory, *, keep: bool) -> dict[str, Any]:
-    """Train and score one method with one seed, or read what an earlier attempt found.
-
-    `keep`: what the method of the configuration learns goes to the run directory.
-    """
-    folder = run.checkpoints / f"{method.label.replace(', ', '-')}-seed-{config.seed}"
-    done = folder / "scores.json"
-    if done.is_file():
-        return read_record(done)
+def train(config: Config, data: Data, run: RunDirectory, cluster: Cluster, home: Path | None = None) -> dict[str, Any]:
+    """Train and score one method with one seed, on every rank; what it learns goes to the folder `home`, if any."""
     assert config.model is not None
+    method = Method(config.method, config.score)
     encoder = load_encoder(config.model)
     if not encoder.has_images:
         raise UsageError(f"model {config.model} has no image side; use a CLIP or SigLIP model")
     dual = Dual(encoder, config, method, data.names)
     adapt(encoder.model, config, method.name)
-    dual.to(device_of(config.device))
+    dual.to(cluster.device, type_of(config.precision))
     task = _Images(encoder, data)
-    before = task.features(dual, data.test, config.batch)
+    before = cluster.on_main(lambda: task.features(dual, data.test, config.batch))
     if trainable_parameters(dual)[0]:
-        loop = LoopConfig(
-            steps=config.steps,
-            batch_size=min(config.batch, len(data.train)),
-            seed=config.seed,
-            checkpoint_every=config.steps,
-            keep_last=1,
-            workers=config.workers,
-            device=config.device,
-        )
-        rate = config.lr * (0.1 if method.name in FINE_TUNED else 1.0)
-        optim = OptimConfig(lr=rate, weight_decay=config.weight_decay, warmup_steps=min(20, config.steps // 10))
-        cell = RunDirectory.create(
-            folder / "training", {"method": method.label}, resume=(folder / "training" / "config.yaml").is_file()
-        )
-        fit(dual, task, loop, optim, cell)
-    row = measure(config, method, dual, before, task.features(dual, data.test, config.batch), data.labels[data.test])
-    if keep and (method.name, method.score) == (config.method, config.score):
-        if adapters(encoder.model):
-            save_pretrained(encoder.model, run.path / "adapter")
-        elif row["trainable"]:
-            encoder.save_pretrained(run.path / "model")
-    write_json(done, row)
-    return row
+        fit(dual, task, *loop_and_optim(config, len(data.train), cluster), run, cluster)
+
+    def conclude() -> dict[str, Any]:
+        if home is not None and adapters(encoder.model):
+            save_pretrained(encoder.model, home / ADAPTER)
+        elif home is not None and trainable_parameters(dual)[0]:
+            encoder.save_pretrained(home / MODEL)
+        after = task.features(dual, data.test, config.batch)
+        return measure(config, method, dual, before, after, data.labels[data.test])
+
+    return cluster.on_main(conclude)
+
+
+def loop_and_optim(config: Config, samples: int, cluster: Cluster) -> tuple[LoopConfig, OptimConfig]:
+    loop = LoopConfig(
+        steps=config.steps,
+        batch_size=batch_of(config.batch, samples, cluster),
+        seed=config.seed,
+        precision=config.precision,
+        log_every=config.log_every,
+        checkpoint_every=config.steps,
+        keep_last=1,
+        workers=config.workers,
+        device=config.device,
+    )
+    rate = config.lr * (0.1 if config.method in FINE_TUNED else 1.0)
+    return loop, OptimConfig(lr=rate, weight_decay=config.weight_decay, warmup_steps=min(20, config.steps // 10))
 
 
 def adapt(model: nn.Module, config: Config, name: str) -> None:
@@ -157,11 +165,11 @@ class Dual(nn.Module):
             self.register_buffer(f"token_{name}", tensor, persistent=False)
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        image, text = self.encoder._image(pixels).float(), self.text()
+        image, text = wide(self.encoder._image(pixels)), self.text()
         return image, text, self.logits(image, text)
 
     def text(self) -> Tensor:
-        return self.encoder._text({name: self.get_buffer(f"token_{name}") for name in self.token_names}).float()
+        return wide(self.encoder._text({name: self.get_buffer(f"token_{name}") for name in self.token_names}))
 
     def logits(self, image: Tensor, text: Tensor) -> Tensor:
         score: Any = self.method.score
@@ -189,7 +197,7 @@ class _Images:
         return self._pixels([row])[0], self.data.labels[row]
 
     def _pixels(self, rows: list[int]) -> Tensor:
-        return self.encoder.prepare_images([open_image(self.data.files[row]) for row in rows])
+        return self.encoder.prepare_images([read_image(self.data.files[row]) for row in rows])
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         pixels, labels = batch
@@ -200,8 +208,8 @@ class _Images:
     @torch.no_grad()
     def features(self, dual: Dual, rows: Tensor, batch: int) -> tuple[Tensor, Tensor]:
         """Features of images (N, d) and of the classes (C, d), before any normalisation."""
-        device = next(dual.parameters()).device
-        parts = [dual.encoder._image(self._pixels(part.tolist()).to(device)).float() for part in rows.split(batch)]
+        place: Any = {"device": dual.encoder.device, "dtype": dual.encoder.dtype}
+        parts = [wide(dual.encoder._image(self._pixels(part.tolist()).to(**place))) for part in rows.split(batch)]
         return torch.cat(parts).cpu(), dual.text().cpu()
 
 

@@ -6,15 +6,15 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from leafward.engine.config import to_dict
-from leafward.intervals import mean_interval, share_interval
-from leafward.recipes._hyperclip_radius import sweep_figure
+from leafward.config import to_dict
 from leafward.report import Estimate, Number, Page
 from leafward.report.figures import SERIES
+from leafward.stats.intervals import mean_interval, share_interval
+from leafward.systems.hyperclip.figures import sweep_figure
 
 if TYPE_CHECKING:
-    from leafward.recipes._hyperclip_training import Data
-    from leafward.recipes.hyperclip import Config
+    from leafward.systems.hyperclip.config import Config
+    from leafward.systems.hyperclip.methods import Data
 
 Row = dict[str, Any]
 

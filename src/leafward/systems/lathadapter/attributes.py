@@ -14,7 +14,7 @@ triplets mined in a batch of 4 have the anchor or nothing as their negative.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -22,52 +22,44 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
-from leafward.adapters._checks import check_flags, check_integers, check_numbers
-from leafward.adapters.prompts.host import Host, Output, cosine
-from leafward.adapters.scores import distances
-from leafward.adapters.surface import Adapter, adapters
+from leafward.adapters.surface import Adapter, AdapterConfig, adapters
+from leafward.config import Count, Natural, NonNegative, Positive, Several
+from leafward.encoders.scores import distances
 from leafward.errors import UsageError
+from leafward.geometry.scalars import wide
+from leafward.systems.lathadapter.prompts.host import Host, Output, cosine
 
 
-@dataclass(frozen=True)
-class LatentHierarchyConfig:
+class LatentHierarchyConfig(AdapterConfig, frozen=True):
     """LatHAdapter on a prompt-learning host; the defaults are the paper's where it gives any."""
 
     method: ClassVar[str] = "latent_hierarchy"
 
-    attributes: int = 20
+    attributes: Several = 20
     """Number of learned attributes N."""
     geometry: Literal["lorentz", "euclidean"] = "lorentz"
     """Hyperbolic distances, or the twin with Euclidean ones and the same parameters."""
-    c: float = 0.1
+    c: Positive = 0.1
     """Curvature −c."""
-    refinement: float = 0.1
+    refinement: NonNegative = 0.1
     """Strength β of the refinement of the classes."""
-    margin: float = 0.1
+    margin: NonNegative = 0.1
     """Margin σ of the hierarchy loss."""
-    temperature: float = 0.1
+    temperature: Positive = 0.1
     """Temperature of the choice of the lowest common ancestor."""
-    neighbours: int = 3
+    neighbours: Count = 3
     """k of the reciprocal k-nearest neighbours that count as positives."""
-    triplets: int = 10
+    triplets: Count = 10
     """Triplets sampled for each anchor."""
-    queue: int = 256
+    queue: Natural = 256
     """Features of earlier batches that serve as further candidates; 0 for none."""
     normalise: bool = True
     """Unit features before the exponential map: the distance is then a function of the cosine. Without it the norm is
     the radius and can carry generality."""
-    hierarchy_weight: float = 1.0
+    hierarchy_weight: NonNegative = 1.0
     """Weight of the two hierarchy losses."""
-    seed: int = 0
+    seed: Natural = 0
     """Seed of the attributes' beginning."""
-
-    def __post_init__(self) -> None:
-        check_integers(self, {"attributes": 2, "neighbours": 1, "triplets": 1, "queue": 0, "seed": 0})
-        check_numbers(self, "c", "temperature", positive=True)
-        check_numbers(self, "refinement", "margin", "hierarchy_weight")
-        check_flags(self, "normalise")
-        if self.geometry not in ("lorentz", "euclidean"):
-            raise UsageError(f"geometry must be 'lorentz' or 'euclidean', got {self.geometry!r}")
 
     @property
     def curvature(self) -> float | None:
@@ -112,7 +104,7 @@ class LatentHierarchy(Adapter):
         return distances(self._tangent(x), self._tangent(y), self.config.curvature)
 
     def _tangent(self, x: Tensor) -> Tensor:
-        return F.normalize(x.float(), dim=-1) if self.config.normalise else x.float()
+        return F.normalize(wide(x), dim=-1) if self.config.normalise else wide(x)
 
     def _act(self, host: nn.Module, args: Any, output: Output) -> Output:
         if not self.enabled:
@@ -189,7 +181,7 @@ def initial_attributes(classes: Tensor, count: int, seed: int) -> Tensor:
     first = torch.randint(len(classes), (count,), generator=generator)
     step = torch.randint(1, max(len(classes), 2), (count,), generator=generator)
     second = (first + step) % len(classes)
-    return 0.5 * (classes[first.to(classes.device)] + classes[second.to(classes.device)]).float()
+    return 0.5 * wide(classes[first.to(classes.device)] + classes[second.to(classes.device)])
 
 
 def refine(classes: Tensor, attributes: Tensor, strength: float) -> Tensor:
@@ -198,7 +190,7 @@ def refine(classes: Tensor, attributes: Tensor, strength: float) -> Tensor:
     S is the cosine where it is positive and 0 elsewhere (the paper's signed S can have negative degrees, whose root is
     NaN), and the degrees are kept away from 0. Only the rows of the classes are computed.
     """
-    both = torch.cat([classes.float(), attributes.float()])
+    both = torch.cat([wide(classes), wide(attributes)])
     unit = F.normalize(both, dim=-1)
     affinity = (unit @ unit.mT).relu()
     degree = affinity.sum(dim=1).clamp_min(1e-6)

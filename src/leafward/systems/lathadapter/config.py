@@ -4,20 +4,18 @@ with its Euclidean twin, under the usual few-shot protocols, beside zero-shot CL
     leafward train lathadapter --features pets.npz --protocol base-to-new
     leafward train lathadapter --images pets --model openai/clip-vit-base-patch16 --depth 9
 
-The feature file is described in `leafward.tasks.fewshot`. With images, prompts are tokens inside the encoders of the
+The feature file is described in `leafward.data.fewshot`. With images, prompts are tokens inside the encoders of the
 model, as the papers have them; that takes a GPU.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from leafward.config import Count, Natural, NonNegative, Positive, Seeds, Settings, Several, Some, Template
 from leafward.errors import UsageError, need
-from leafward.files import read_record
 
 SUMMARY = "Few-shot prompt learning on CLIP features: hosts alone, with LatHAdapter, and with its Euclidean twin."
 MAY_CHANGE = ("device",)
@@ -27,8 +25,7 @@ HostName = Literal["coop", "maple", "promptsrc", "promptkd"]
 Baseline = Literal["zero-shot", "clip-adapter", "tip-adapter"]
 
 
-@dataclass(frozen=True)
-class Config:
+class Config(Settings, frozen=True):
     """Data, protocol, methods and training."""
 
     features: Path | None = None
@@ -37,17 +34,17 @@ class Config:
     """In place of features: labelled images, a folder of class folders or one of the usual data sets."""
     model: str | None = None
     """With images: a directory or hub name of a Hugging Face CLIP model."""
-    template: str = "a photo of a {}."
+    template: Template = "a photo of a {}."
     """With images: the text of a class; its first words are where the tokens begin."""
     targets: tuple[Path, ...] = ()
     """Feature files (with images: folders) of other data sets, for the protocols cross-dataset and domain."""
     protocol: Literal["base-to-new", "few-shot", "cross-dataset", "domain"] = "base-to-new"
     """Which classes and images are trained and scored."""
-    shots: tuple[int, ...] = (16,)
+    shots: Some[Count] = (16,)
     """Training images for each class; several give one training each."""
-    seeds: int = 3
+    seeds: Seeds = 3
     """Trainings with other shots and beginnings; three or more give intervals."""
-    seed: int = 0
+    seed: Natural = 0
     """The first of the seeds."""
     hosts: tuple[HostName, ...] = ("coop", "promptsrc")
     """Prompt-learning hosts, each alone and with LatHAdapter on top."""
@@ -55,61 +52,47 @@ class Config:
     """Methods without prompts."""
     twin: bool = True
     """The Euclidean twin of LatHAdapter, with the same parameters, data order and seeds; --no-twin leaves it out."""
-    attributes: tuple[int, ...] = (20,)
+    attributes: Some[Several] = (20,)
     """Number of attributes; of several, the one with the best validation accuracy is taken."""
-    c: float = 0.1
+    c: Positive = 0.1
     """Curvature −c."""
-    refinement: float = 0.1
+    refinement: NonNegative = 0.1
     """Strength β of the refinement of classes by attributes."""
-    margin: float = 0.1
+    margin: NonNegative = 0.1
     """Margin of the hierarchy loss."""
-    neighbours: int = 3
+    neighbours: Count = 3
     """k of the reciprocal nearest neighbours."""
-    queue: int = 256
+    queue: Natural = 256
     """Features of earlier batches that serve as negatives."""
     normalise: bool = True
     """Features of unit length before the exponential map; --no-normalise keeps their norms, which are the radii."""
-    hierarchy_weight: float = 1.0
+    hierarchy_weight: NonNegative = 1.0
     """Weight of the hierarchy losses."""
-    tokens: int = 4
+    tokens: Count = 4
     """Context tokens of the prompts."""
-    depth: int = 1
+    depth: Count = 1
     """Depth of the prompts; MaPLe has two more. In a model at most its layers; the papers have 9."""
-    epochs: int = 30
+    epochs: Count = 30
     """Passes over the shots, at most `max_steps` steps."""
-    max_steps: int = 2000
+    max_steps: Count = 2000
     """Upper end of the steps of one training."""
-    batch: int = 32
+    batch: Count = 32
     """Images of a batch."""
-    lr: float = 1e-3
+    lr: Positive = 1e-3
     """Peak learning rate of AdamW."""
-    scale: float = 100.0
+    scale: Positive = 100.0
     """1/τ of the logits."""
     taxonomy: Path | None = None
     """Taxonomy over the class names (.csv, .json, .txt, wordnet or wordnet:NODE): adds hierarchical metrics."""
+    precision: Literal["float32", "bfloat16", "float64"] = "float32"
+    """bfloat16 is autocast of the forward pass over float32 parameters; float64 computes all in float64, for proofs."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train."""
 
-    def __post_init__(self) -> None:
-        for name in ("seeds", "tokens", "depth", "epochs", "max_steps", "batch", "neighbours"):
-            need(getattr(self, name) >= 1, name, "an integer ≥ 1", getattr(self, name))
-        for name in ("lr", "scale", "c"):
-            value = getattr(self, name)
-            need(math.isfinite(value) and value > 0, name, "a positive number", value)
-        for name in ("refinement", "margin", "hierarchy_weight"):
-            value = getattr(self, name)
-            need(math.isfinite(value) and value >= 0, name, "a number ≥ 0", value)
-        for name in ("seed", "queue"):
-            need(getattr(self, name) >= 0, name, "an integer ≥ 0", getattr(self, name))
-        for name in ("shots", "attributes"):
+    def conditions(self) -> None:
+        for name in ("shots", "attributes", "hosts", "baselines"):
             values = getattr(self, name)
-            least = 1 if name == "shots" else 2
-            fits = len(values) > 0 and len(set(values)) == len(values) and min(values) >= least
-            need(fits, name, f"different integers ≥ {least}", values)
-        for name in ("hosts", "baselines"):
-            named = getattr(self, name)
-            need(len(set(named)) == len(named), name, "different ones", named)
-        need(self.template.count("{}") == 1, "template", "a text with {} once, for the class name", self.template)
+            need(len(set(values)) == len(values), name, "a list without repeats", values)
         need(bool(self.hosts or self.baselines), "hosts", "at least one, or a baseline", self.hosts)
 
 
@@ -135,16 +118,8 @@ PRESETS: dict[str, Callable[[], Config]] = {
 }
 
 
-def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:
-    """Train every method on every episode of the protocol in the run directory `out`; returns what result.json holds.
-
-    Trainings that are done are kept: a run that was stopped continues with `resume`.
-    """
-    from leafward.engine import RunDirectory
-    from leafward.recipes import _lathadapter_results as results
-    from leafward.recipes import _lathadapter_training as training
-    from leafward.recipes._class_taxonomy import class_taxonomy
-
+def check(config: Config) -> None:
+    """Refuse what is missing, before anything heavy is imported."""
     if (config.features is None) == (config.images is None):
         missing = "is missing" if config.features is None else "and images exclude each other"
         raise UsageError(
@@ -152,18 +127,3 @@ def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = Fa
         )
     if config.images is not None and config.model is None:
         raise UsageError("model is missing: images need a Hugging Face CLIP model")
-    config = training.lasting_paths(config)  # the run is opened from anywhere
-    sets = training.read_sets(config)
-    data = sets[0]
-    whole = training.episodes(config, sets)
-    taxonomy = None if config.taxonomy is None else class_taxonomy(config.taxonomy, *(s.class_names for s in sets))
-    directory = RunDirectory.create(
-        out, config, resume=resume, overwrite=overwrite, may_change=MAY_CHANGE, recipe="lathadapter"
-    )
-    frozen = training.episodes(config, training.frozen_sets(sets)) if training.needs_frozen(config) else None
-    rows = training.train_all(config, whole, directory.checkpoints / "cells", taxonomy, frozen)
-    result = results.summarise(config, data, rows)
-    directory.finish(result)
-    environment = read_record(directory.path / "env.json")
-    results.page(config, data, result, environment).write(directory.report)
-    return result

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from leafward.config import checked, replace
 from leafward.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from leafward.recipes.lathadapter import Config
+    from leafward.systems.lathadapter.config import Config
 
 SUMMARY = "Trained few-shot hosts: by the protocol of their run, or on other data sets (cross-dataset, domain)."
 
@@ -42,17 +43,17 @@ class Args:
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
-    from leafward.engine import RunDirectory, from_dict
-    from leafward.recipes import _lathadapter_results as results
-    from leafward.recipes import _lathadapter_training as training
-    from leafward.recipes._class_taxonomy import class_taxonomy
-    from leafward.recipes._evaluation_page import write_evaluation
-    from leafward.recipes.lathadapter import Config
+    from leafward.data.taxonomy import class_taxonomy
+    from leafward.engine import RunDirectory
+    from leafward.engine.evaluation import write_evaluation
+    from leafward.systems.lathadapter import methods as training
+    from leafward.systems.lathadapter import report as results
+    from leafward.systems.lathadapter.config import Config
 
     run = RunDirectory.open(args.target)
     if run.recipe != "lathadapter" or not run.finished:
         raise UsageError(f"{args.target} is not a finished run of leafward train lathadapter")
-    config = replace(from_dict(Config, run.config), device=args.device)
+    config = replace(checked(Config, run.config), device=args.device)
     others = _others(args, config)
     protocol = args.protocol or ("cross-dataset" if others else config.protocol)
     _check_protocol(protocol, args, config, others)
@@ -67,7 +68,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         taxonomy = class_taxonomy(args.taxonomy, *scored)
     elif config.taxonomy is not None:  # it has the classes of the training, if not those of other data sets
         taxonomy = class_taxonomy(config.taxonomy, *scored, sets[0].class_names)
-    rows = training.train_all(config, episodes, run.checkpoints / "cells", taxonomy, frozen)
+    rows = training.score_all(config, episodes, run.path, taxonomy, frozen)
     summary = results.summarise(config, sets[0], rows)
     result = {"run": str(args.target), "protocol": protocol} | {
         key: summary[key] for key in ("headline", "table", "differences", "scores", "notes")
@@ -105,8 +106,8 @@ def _check_protocol(protocol: str, args: Args, config: Config, others: tuple[Pat
 def _show(console: Console, summary: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from leafward.recipes._lathadapter_results import mistakes
     from leafward.report import Estimate
+    from leafward.systems.lathadapter.report import mistakes
 
     table = Table("method", "shots", "test", "accuracy, %")
     for row in summary["table"]:

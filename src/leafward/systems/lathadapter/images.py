@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leafward.adapters import load_encoder
-from leafward.adapters.encoders import HuggingFaceEncoder, open_image
+from leafward.data.captions import readable
+from leafward.data.fewshot import FeatureSet, seeded_split
+from leafward.data.image_files import read_image
+from leafward.data.standard_sets import read_images
+from leafward.encoders import load_encoder
+from leafward.encoders.encoder import HuggingFaceEncoder
 from leafward.errors import UsageError
-from leafward.tasks.captions import readable
-from leafward.tasks.fewshot import FeatureSet, seeded_split
-from leafward.tasks.standard_sets import read_images
+from leafward.geometry.scalars import wide
 
 CHUNK = 256
 """Images that go through the model at once where no gradient is wanted."""
@@ -32,7 +34,7 @@ class Pixels:
         return len(self.files)
 
     def __getitem__(self, rows: Tensor) -> Tensor:
-        return self.encoder.prepare_images([open_image(self.files[row]) for row in rows.tolist()])
+        return self.encoder.prepare_images([read_image(self.files[row]) for row in rows.tolist()])
 
     def take(self, rows: Tensor) -> Pixels:
         return Pixels(self.encoder, [self.files[row] for row in rows.tolist()])
@@ -64,6 +66,6 @@ def image_set(folder: Path, encoder: HuggingFaceEncoder, template: str) -> Featu
 def cached(data: FeatureSet, encoder: HuggingFaceEncoder) -> FeatureSet:
     """The same set as features of the frozen model, for the methods without prompts."""
     rows = torch.arange(len(data.images)).split(CHUNK)
-    images = [encoder._image(data.images[part].to(encoder.device)).float().cpu() for part in rows]
-    texts = [encoder._text({"input_ids": part.to(encoder.device)}).float().cpu() for part in data.texts.split(CHUNK)]
+    images = [wide(encoder._image(data.images[part].to(encoder.device))).cpu() for part in rows]
+    texts = [wide(encoder._text({"input_ids": part.to(encoder.device)})).cpu() for part in data.texts.split(CHUNK)]
     return replace(data, images=torch.cat(images), texts=torch.cat(texts))

@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from leafward.adapters import LatentHierarchyConfig, attach
-from leafward.adapters.prompts import (
+from leafward.adapters import attach
+from leafward.adapters.surface import lasting
+from leafward.config import replace
+from leafward.data import fewshot
+from leafward.data.fewshot import Episode, Exam, FeatureSet, Protocol, read_feature_set
+from leafward.engine import (
+    Cluster,
+    FitResult,
+    LoopConfig,
+    Loss,
+    Member,
+    OptimConfig,
+    RunDirectory,
+    fit,
+    load_published,
+    publish,
+)
+from leafward.engine.data import mix
+from leafward.engine.devices import device_of, type_of
+from leafward.engine.layout import EARLIER_CELLS
+from leafward.engine.run import MEMBERS, MODEL
+from leafward.errors import DataError
+from leafward.hierarchy import Taxonomy, metrics
+from leafward.hierarchy.answers import decided
+from leafward.systems.lathadapter import LatentHierarchyConfig
+from leafward.systems.lathadapter.images import CHUNK, Pixels, cached, image_set, open_clip_model
+from leafward.systems.lathadapter.prompts import (
     ClipAdapter,
     Coop,
     FeaturePrompts,
@@ -23,24 +49,17 @@ from leafward.adapters.prompts import (
     TokenPrompts,
     ZeroShot,
 )
-from leafward.adapters.prompts.features import Sides
-from leafward.adapters.prompts.tokens import check_tokens
-from leafward.adapters.surface import lasting
-from leafward.engine import LoopConfig, Loss, OptimConfig, RunDirectory, fit, load_published, publish
-from leafward.engine.data import mix
-from leafward.errors import DataError
-from leafward.hierarchy import Taxonomy, metrics
-from leafward.recipes._devices import device_of
-from leafward.recipes._lathadapter_images import CHUNK, Pixels, cached, image_set, open_clip_model
-from leafward.tasks import fewshot
-from leafward.tasks.decisions import decided
-from leafward.tasks.fewshot import Episode, Exam, FeatureSet, Protocol, read_features
+from leafward.systems.lathadapter.prompts.features import Sides
+from leafward.systems.lathadapter.prompts.tokens import check_tokens
 
 if TYPE_CHECKING:
-    from leafward.recipes.lathadapter import Config
+    from leafward.systems.lathadapter.config import Config
 
 DEEPER = 2  # MaPLe's prompts are deep ones
-MODEL = "model"
+TEACHER = "promptsrc"
+"""The host that teaches PromptKD."""
+UNTRAINED = ("zero-shot", "tip-adapter")
+"""Baselines without parameters that learn."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +76,39 @@ class Method:
         return self.host + top[self.geometry]
 
 
+@dataclass(frozen=True)
+class Cell:
+    """The settings of one training: a method on the shots of a seed; `teacher`: on the teacher's features."""
+
+    host: str
+    geometry: str | None
+    attributes: int | None
+    shots: int
+    seed: int
+    teacher: bool = False
+
+    @property
+    def method(self) -> Method:
+        return Method(self.host, self.geometry, self.attributes)
+
+    @property
+    def arm(self) -> str:
+        """All but the seed, as a part of a file's name."""
+        words = f"{'teacher ' * self.teacher}{self.method.label} {self.shots} shots"
+        words += "" if self.attributes is None else f" {self.attributes} attributes"
+        return words.replace(" + ", "-").replace(" ", "-")
+
+    @property
+    def earlier_place(self) -> str:
+        """Where versions before this one kept it, in the run directory."""
+        words = f"{self.method.label} {self.shots} shots seed {self.seed}".replace(" + ", "-").replace(" ", "-")
+        words += "" if self.attributes is None else f"-{self.attributes}-attributes"
+        return f"{EARLIER_CELLS}/{'teacher/' * self.teacher}{words}"
+
+    def seeded(self, seed: int) -> Cell:
+        return dataclasses.replace(self, seed=seed)
+
+
 def methods(config: Config) -> list[Method]:
     """What a run trains, baselines first; the number of attributes is chosen in each training."""
     found = [Method(name) for name in config.baselines]
@@ -66,6 +118,19 @@ def methods(config: Config) -> list[Method]:
         if config.twin:
             found.append(Method(host, "euclidean"))
     return found
+
+
+def cells(config: Config, teacher: bool) -> list[Cell]:
+    """Every training of a run with its first seed, PromptKD's teacher first; `teacher`: it has features of its own."""
+    found: dict[Cell, None] = {}
+    for shots in config.shots:
+        if "promptkd" in config.hosts:
+            found[Cell(TEACHER, None, None, shots, config.seed, teacher)] = None
+        for method in methods(config):
+            if method.host not in UNTRAINED:
+                counts = config.attributes if method.geometry is not None else (None,)
+                found |= {Cell(method.host, method.geometry, n, shots, config.seed): None for n in counts}
+    return list(found)
 
 
 def lasting_paths(config: Config) -> Config:
@@ -84,15 +149,25 @@ def lasting_paths(config: Config) -> Config:
 def read_sets(config: Config) -> list[FeatureSet]:
     """The data set that is trained on and the targets, on features or on images, each with a name of its own."""
     if config.features is not None:
-        return _told_apart([read_features(path) for path in (config.features, *config.targets)])
+        return _told_apart(
+            [_as_computed(read_feature_set(path), config) for path in (config.features, *config.targets)]
+        )
     assert config.images is not None
     assert config.model is not None
     encoder = open_clip_model(config.model)
     if config.hosts:  # refused before any image is read or encoded
         words = config.template.split("{}")[0]
         check_tokens(config.tokens, len(encoder.tokenizer(words, add_special_tokens=False)["input_ids"]))
-    encoder = encoder.to(device_of(config.device))
+    encoder = encoder.to(device_of(config.device), type_of(config.precision))
     return _told_apart([image_set(path, encoder, config.template) for path in (config.images, *config.targets)])
+
+
+def _as_computed(data: FeatureSet, config: Config) -> FeatureSet:
+    """Features in the type that the run computes in."""
+    dtype = type_of(config.precision)
+    names = ("images", "texts", "teacher_images", "teacher_texts")
+    held = {name: values for name in names if (values := getattr(data, name)) is not None}
+    return dataclasses.replace(data, **{name: values.to(dtype or values.dtype) for name, values in held.items()})
 
 
 def _told_apart(sets: Sequence[FeatureSet]) -> list[FeatureSet]:
@@ -102,7 +177,7 @@ def _told_apart(sets: Sequence[FeatureSet]) -> list[FeatureSet]:
     for each in sets:
         counts[each.name] = counts.get(each.name, 0) + 1
         number = counts[each.name]
-        found.append(each if number == 1 else replace(each, name=f"{each.name} ({number})"))
+        found.append(each if number == 1 else dataclasses.replace(each, name=f"{each.name} ({number})"))
     return found
 
 
@@ -118,7 +193,7 @@ def episodes(
     if protocol == trained:
         return found
     exams = fewshot.episodes(protocol, data, targets, [1], [0])[0].exams
-    return [replace(episode, exams=exams[1:] if elsewhere else exams) for episode in found]
+    return [dataclasses.replace(episode, exams=exams[1:] if elsewhere else exams) for episode in found]
 
 
 def needs_frozen(config: Config) -> bool:
@@ -131,14 +206,14 @@ def frozen_sets(sets: Sequence[FeatureSet]) -> list[FeatureSet]:
     return [cached(each, each.images.encoder) for each in sets]  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def train_all(
+def score_all(
     config: Config,
     episodes: Sequence[Episode],
-    folder: Path,
+    run: Path,
     taxonomy: Taxonomy | None,
     frozen: Sequence[Episode] | None = None,
 ) -> list[dict[str, Any]]:
-    """Train and score every method on every episode: one row for each exam.
+    """Score every method of the run directory `run` on every episode: one row for each exam.
 
     `frozen`: the same episodes on features, for the methods without prompts, where the others are on images.
     """
@@ -156,7 +231,7 @@ def train_all(
         for images, features in zip(episodes, frozen or episodes, strict=True)
         for method in methods(config)
         for episode in [features if method.host in config.baselines else images]
-        for trained in [train(config, method, episode, folder)]
+        for trained in [open_trained(config, method, episode, run)]
         for exam in episode.exams
     ]
 
@@ -219,15 +294,12 @@ def class_inputs(
         return teacher.text(own[classes].to(teacher.classes.device))
 
 
-def train(config: Config, method: Method, episode: Episode, folder: Path) -> Trained:
-    """Train a method on an episode, or take up what is there; of several numbers of attributes the best is kept."""
-    teacher = _teacher(config, episode, folder) if method.host == "promptkd" else None
-    if method.geometry is None:
-        return _train_one(config, method, episode, folder, teacher)
-    candidates = [
-        _train_one(config, Method(method.host, method.geometry, count), episode, folder, teacher)
-        for count in config.attributes
-    ]
+def open_trained(config: Config, method: Method, episode: Episode, run: Path) -> Trained:
+    """What the run directory `run` holds of a method; of several numbers of attributes the best is taken."""
+    teacher = _teacher(config, episode, run) if method.host == "promptkd" else None
+    counts = (None,) if method.geometry is None else config.attributes
+    chosen = [Cell(method.host, method.geometry, count, episode.shots, episode.seed) for count in counts]
+    candidates = [_open_one(config, cell, episode, run, teacher) for cell in chosen]
     if len(candidates) == 1:
         return candidates[0]
     if not len(episode.validation):
@@ -236,50 +308,83 @@ def train(config: Config, method: Method, episode: Episode, folder: Path) -> Tra
     return max(candidates, key=lambda trained: score(trained, exam, None)["accuracy"])
 
 
-def _teacher(config: Config, episode: Episode, folder: Path) -> Host:
-    """PromptSRC on the teacher's features, or on the same ones where the file has no others."""
+def has_teacher(data: FeatureSet) -> bool:
+    """Whether PromptKD's teacher has features of its own."""
+    return data.teacher_images is not None and data.teacher_texts is not None
+
+
+def of_teacher(episode: Episode) -> Episode:
+    """The same episode on the teacher's features."""
     data = episode.data
-    if data.teacher_images is None or data.teacher_texts is None:
-        return train(config, Method("promptsrc"), episode, folder).host
-    larger = replace(data, images=data.teacher_images, texts=data.teacher_texts)
-    return train(config, Method("promptsrc"), replace(episode, data=larger), folder / "teacher").host
+    assert data.teacher_images is not None
+    assert data.teacher_texts is not None
+    return dataclasses.replace(
+        episode, data=dataclasses.replace(data, images=data.teacher_images, texts=data.teacher_texts)
+    )
 
 
-def _train_one(config: Config, method: Method, episode: Episode, folder: Path, teacher: Host | None) -> Trained:
+def _teacher(config: Config, episode: Episode, run: Path) -> Host:
+    """PromptSRC on the teacher's features, or on the same ones where the file has no others."""
+    own = has_teacher(episode.data)
+    cell = Cell(TEACHER, None, None, episode.shots, episode.seed, own)
+    return _open_one(config, cell, of_teacher(episode) if own else episode, run, None).host
+
+
+def _begin(config: Config, cell: Cell, episode: Episode, teacher: Host | None) -> Trained:
+    """A host before its training; what remembers its images does so."""
     device = device_of(config.device)
     torch.manual_seed(mix(episode.seed, 7))  # the same beginning with and without a latent hierarchy
-    host = build(config, method, episode, teacher).to(device)
-    trained = Trained(method, host, episode, teacher)
-    images, labels = _shots(episode, device), episode.targets(episode.train).to(device)
+    host = build(config, cell.method, episode, teacher).to(device, type_of(config.precision))
     if isinstance(host, TipAdapter):
+        images = _shots(episode, device)
         assert isinstance(images, Tensor)
-        host.remember(images, labels)
-    if not any(parameter.requires_grad for parameter in host.parameters()):
+        host.remember(images, episode.targets(episode.train).to(device))
+    return Trained(cell.method, host, episode, teacher)
+
+
+def _open_one(config: Config, cell: Cell, episode: Episode, run: Path, teacher: Host | None) -> Trained:
+    trained = _begin(config, cell, episode, teacher)
+    if cell.host in UNTRAINED:
         return trained
-    place = folder / _name(method, episode)
-    if (place / MODEL).is_dir():
-        try:
-            host.load_state_dict(load_published(place / MODEL)[1])
-        except RuntimeError as error:
-            raise DataError(
-                f"{place / MODEL} was trained on features or a model of other sizes than {episode.data.name} has now: "
-                f"{error}"
-            ) from error
-    else:
-        lesson = _Lesson(images, labels, None if teacher is None else _teaching(teacher, episode))
-        _fit(config, trained, lesson, place)
+    place = _model_of(run, cell)
+    try:
+        trained.host.load_state_dict(load_published(place)[1])
+    except RuntimeError as error:
+        raise DataError(
+            f"{place} was trained on features or a model of other sizes than {episode.data.name} has now: {error}"
+        ) from error
     return trained
+
+
+def _model_of(run: Path, cell: Cell) -> Path:
+    """The folder of a trained host: that of its member, of the run where it is the only one, or an earlier place."""
+    member = run / MEMBERS / f"{cell.arm}-{cell.seed}" / MODEL
+    places = (member, run / cell.earlier_place / MODEL, run / MODEL)
+    return next((place for place in places if place.is_dir()), member)
+
+
+def train(config: Config, member: Member[Cell], episode: Episode, run: RunDirectory, cluster: Cluster) -> FitResult:
+    """Train a method on an episode in `run` and publish it; its teacher lies in the run directory of the whole."""
+    cell = member.config
+    whole = member.path if member.alone else member.path.parent.parent
+    teacher = _teacher(config, episode, whole) if cell.host == "promptkd" else None
+    begun = _begin(config, cell, of_teacher(episode) if cell.teacher else episode, teacher)
+    host, episode = begun.host, begun.episode
+    labels = episode.targets(episode.train).to(cluster.device)
+    teaching = None if teacher is None else _teaching(teacher, episode)
+    lesson = _Lesson(_shots(episode, cluster.device), labels, teaching)
+    loop, optim = loop_and_optim(config, episode.seed, len(lesson.dataset))
+    host.prepare(loop.steps)
+    found = fit(host, lesson, loop, optim, run, cluster)
+    host.finish()
+    publish(host, member.model, asdict(cell), cluster)
+    return found
 
 
 def _shots(episode: Episode, device: torch.device) -> Tensor | Pixels:
     """The images of a training: features in memory, or pixels that are read batch by batch."""
     images: Tensor | Pixels = episode.data.images
     return images[episode.train].to(device) if isinstance(images, Tensor) else images.take(episode.train)
-
-
-def _name(method: Method, episode: Episode) -> str:
-    words = f"{method.label} {episode.shots} shots seed {episode.seed}".replace(" + ", "-").replace(" ", "-")
-    return words if method.attributes is None else f"{words}-{method.attributes}-attributes"
 
 
 @torch.no_grad()
@@ -291,25 +396,20 @@ def _teaching(teacher: Host, episode: Episode) -> Tensor:
     return torch.cat([teacher.eval().image(images[rows].to(device)) for rows in chunks])
 
 
-def _fit(config: Config, trained: Trained, lesson: _Lesson, place: Path) -> None:
-    count, episode, host = len(lesson.dataset), trained.episode, trained.host
+def loop_and_optim(config: Config, seed: int, count: int) -> tuple[LoopConfig, OptimConfig]:
+    """The loop of a training on `count` images."""
     steps = min(config.max_steps, config.epochs * max(count // config.batch, 1))
-    cell = asdict(trained.method) | {"shots": episode.shots, "seed": episode.seed, "steps": steps}
     loop = LoopConfig(
         steps=steps,
         batch_size=min(config.batch, count),
-        seed=mix(episode.seed, 11) % 2**31,
+        seed=mix(seed, 11) % 2**31,
+        precision=config.precision,
         log_every=max(steps // 10, 1),
         checkpoint_every=steps,
         keep_last=1,
         device=config.device,
     )
-    optim = OptimConfig(lr=config.lr, weight_decay=1e-4, warmup_steps=min(50, steps // 10))
-    host.prepare(steps)
-    run = RunDirectory.create(place, cell, resume=(place / "config.yaml").is_file())
-    fit(host, lesson, loop, optim, run)
-    host.finish()
-    publish(host, place / MODEL, cell)
+    return loop, OptimConfig(lr=config.lr, weight_decay=1e-4, warmup_steps=min(50, steps // 10))
 
 
 def build(config: Config, method: Method, episode: Episode, teacher: Host | None) -> Host:

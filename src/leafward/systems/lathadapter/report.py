@@ -6,14 +6,14 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from leafward.engine.config import to_dict
-from leafward.intervals import Interval, mean_interval, share_interval
+from leafward.config import to_dict
+from leafward.data.fewshot import FeatureSet, harmonic_mean
 from leafward.report import Estimate, Number, Page, legend, line_with_band, new_figure
 from leafward.report.figures import LIGHT, SERIES
-from leafward.tasks.fewshot import FeatureSet, harmonic_mean
+from leafward.stats.intervals import Interval, mean_interval, share_interval
 
 if TYPE_CHECKING:
-    from leafward.recipes.lathadapter import Config
+    from leafward.systems.lathadapter.config import Config
 
 Row = dict[str, Any]
 Key = tuple[str, int, str]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from leafward.errors import UsageError
+from leafward.errors import UsageError, named
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,7 +49,7 @@ class Args:
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
-    from leafward.tasks.captions import write_captions
+    from leafward.data.captions import write_captions
 
     if (args.taxonomy is None) == (args.captions is None):
         raise UsageError("give either --taxonomy or --captions to make chains of")
@@ -64,10 +64,10 @@ def run(args: Args, console: Console) -> dict[str, Any]:
 
 
 def _from_taxonomy(args: Args) -> list[Any]:
-    from leafward.recipes._taxonomy_inputs import named, read_taxonomy
-    from leafward.tasks.captions import readable
-    from leafward.tasks.taxonomy_captions import taxonomy_chains, taxonomy_trees
-    from leafward.tasks.zeroshot import checked_templates
+    from leafward.data.captions import readable
+    from leafward.data.taxonomy import read_taxonomy
+    from leafward.encoders.zeroshot import checked_templates
+    from leafward.systems.radial.taxonomy_captions import taxonomy_chains, taxonomy_trees
 
     assert args.taxonomy is not None
     (template,) = checked_templates([args.template], "template")
@@ -84,7 +84,7 @@ def _from_taxonomy(args: Args) -> list[Any]:
 
 def _from_captions(args: Args) -> Any:
     from leafward.engine import session
-    from leafward.tasks.generalise import Generaliser, Inference, generate_chains
+    from leafward.systems.radial.generalise import Generaliser, Inference, generate_chains
 
     if args.generator is None or args.nli is None:
         raise UsageError("--captions needs --generator, a language model, and --nli, a classifier of entailment")
@@ -103,7 +103,7 @@ def _from_captions(args: Args) -> Any:
 
 
 def _captions(args: Args) -> list[tuple[str, str | None]]:
-    from leafward.tasks.captions import read_captions, read_lines
+    from leafward.data.captions import read_captions, read_lines
 
     assert args.captions is not None
     if args.captions.suffix != ".txt":

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor
 
-    from leafward.adapters.encoders import Encoder
+    from leafward.encoders.encoder import Encoder
     from leafward.report import Page
-    from leafward.tasks.breeds import Breeds
+    from leafward.systems.radial.breeds import Breeds
 
 SUMMARY = "BREEDS: images, or names of classes, assigned to the nodes of every level of its ImageNet tree."
 
@@ -23,7 +23,7 @@ SUMMARY = "BREEDS: images, or names of classes, assigned to the nodes of every l
 @dataclass(kw_only=True)
 class Args:
     target: Annotated[str | None, tyro.conf.Positional] = None
-    """Model directory or name, open_clip:NAME, or a run directory; none with --features."""
+    """Model directory or name, open_clip:NAME@WEIGHTS, or a run directory; none with --features."""
     tree: Path
     """Folder with BREEDS' class_hierarchy.txt, node_names.txt and dataset_class_info.json."""
     data: Path | None = None
@@ -36,8 +36,8 @@ class Args:
     templates: Path | None = None
     """Prompts, one on each line, with {} for the name; default: "a photo of a {}."."""
     features: Path | None = None
-    """Vectors in place of a model: image, text (one row for each node of the tree, in its order) and label, the number
-    of the node of each image's class."""
+    """Vectors in place of a model: image_features, text_features (one row for each node of the tree, in its order) and
+    labels, the number of the node of each image's class."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute."""
     out: Path | None = None
@@ -45,19 +45,19 @@ class Args:
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
-    from leafward.recipes._encoder_evaluation import one_source, open_target, shares, show
+    from leafward.data.features import read_vectors
+    from leafward.encoders.evaluation import one_source, open_target, shares, show
+    from leafward.encoders.zeroshot import TEMPLATES, class_vectors, read_templates
     from leafward.report import Number
-    from leafward.tasks.breeds import read_breeds, score
-    from leafward.tasks.features import read_features
-    from leafward.tasks.zeroshot import TEMPLATES, class_vectors, read_templates
+    from leafward.systems.radial.breeds import read_breeds, score
 
     one_source(args.target, args.features)
     breeds = read_breeds(args.tree)
     if args.features is not None:
-        found = read_features(args.features, ("image", "text", "label"))
-        scores = score(breeds, found["image"], found["label"].numpy(), found["text"])
+        found = read_vectors(args.features, ("image_features", "text_features", "labels"))
+        scores = score(breeds, found["image_features"], found["labels"].numpy(), found["text_features"])
     else:
-        encoder = open_target(args.target, args.device).encoder
+        encoder = open_target(args.target, args.device)
         templates = TEMPLATES if args.templates is None else read_templates(args.templates)
         nodes = class_vectors(encoder, breeds.words, templates)
         queries, label = _queries(args, breeds, encoder, nodes)
@@ -69,8 +69,8 @@ def run(args: Args, console: Console) -> dict[str, Any]:
 
 def _draw(page: Page, breeds: Breeds, scores: dict[str, Any]) -> None:
     """Accuracy against depth, beside what guessing among the nodes of that depth would give."""
-    from leafward.intervals import share_interval
     from leafward.report import legend, line_with_band, new_figure, points_with_bars
+    from leafward.stats.intervals import share_interval
 
     depths, accuracy = zip(*scores["accuracy_by_depth"].items(), strict=True)
     counts = scores["queries_by_depth"].values()
@@ -89,8 +89,8 @@ def _queries(args: Args, breeds: Breeds, encoder: Encoder, nodes: Tensor) -> tup
     """What is classified, and the node of its class; images of classes that the tree lacks are passed over."""
     import torch
 
+    from leafward.encoders.zeroshot import labelled_images
     from leafward.errors import DataError
-    from leafward.tasks.zeroshot import labelled_images
 
     if args.data is None:
         leaves = breeds.tax.leaves

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from leafward.report import Number, Page
-    from leafward.tasks.hierarcaps import Candidates, Scores
+    from leafward.systems.radial.hierarcaps import Candidates, Scores
 
 SUMMARY = "HierarCaps: precision and recall of caption paths by 50 radius thresholds, and τ_d of radius against level."
 
@@ -22,7 +22,7 @@ SUMMARY = "HierarCaps: precision and recall of caption paths by 50 radius thresh
 @dataclass(kw_only=True)
 class Args:
     target: Annotated[str | None, tyro.conf.Positional] = None
-    """Model directory or name, open_clip:NAME, or a run directory; none with --features."""
+    """Model directory or name, open_clip:NAME@WEIGHTS, or a run directory; none with --features."""
     data: Path
     """Test chains, general to specific: .csv, .jsonl or .parquet, as HierarCaps has them."""
     images: Path | None = None
@@ -30,8 +30,8 @@ class Args:
     second: Path | None = None
     """Captions file whose other captions of the same images stand for the images (for encoders without images)."""
     features: Path | None = None
-    """Vectors in place of a model: text, one row for each caption, chain after chain; root; image, one for each image
-    in order of appearance (.safetensors or .npz)."""
+    """Vectors in place of a model: text_features, one row for each caption, chain after chain; root; image_features,
+    one for each image in order of appearance (.safetensors or .npz)."""
     steps: int = 50
     """Thresholds on the radius."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -41,10 +41,11 @@ class Args:
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
-    from leafward.recipes._encoder_evaluation import one_source, open_target, show
-    from leafward.recipes._radial_suite import find_queries
-    from leafward.tasks.captions import read_captions
-    from leafward.tasks.hierarcaps import Candidates, chain_radii, score
+    from leafward.data.captions import read_captions
+    from leafward.encoders.evaluation import one_source, show
+    from leafward.systems.radial.hierarcaps import Candidates, chain_radii, score
+    from leafward.systems.radial.roots import open_rooted
+    from leafward.systems.radial.suite import find_queries
 
     one_source(args.target, args.features)
     candidates = Candidates(read_captions(args.data))
@@ -53,7 +54,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         text, root, image = _by_features(args, candidates)
         asked = image, None
     else:
-        opened = open_target(args.target, args.device)
+        opened = open_rooted(args.target, args.device)
         text, root = opened.encoder.encode_text(candidates.texts), opened.root(candidates.roots)
         queries = find_queries(candidates, args.data, opened.encoder, args.second, args.images)
         if queries is not None:
@@ -67,8 +68,8 @@ def _draw(page: Page, radii: np.ndarray) -> None:
     """The radius against the level, over all chains: radii (chains, levels)."""
     import numpy as np
 
-    from leafward.intervals import mean_interval
     from leafward.report import legend, line_with_band, new_figure, points_with_bars
+    from leafward.stats.intervals import mean_interval
 
     levels = np.arange(1, radii.shape[1] + 1)
     means, ends = zip(*(mean_interval(column, 0.0) for column in radii.T), strict=True)
@@ -101,19 +102,19 @@ def _by_features(args: Args, candidates: Candidates) -> tuple[Tensor, Tensor, Te
     """The vectors of a file: of the distinct texts (U, d), of the roots (R, d), and of the images where it has them."""
     import torch
 
+    from leafward.data.features import read_vectors
     from leafward.errors import DataError
-    from leafward.tasks.features import read_features
 
     assert args.features is not None
-    found = read_features(args.features, ("text", "root"), ("image",))
-    if len(found["text"]) != candidates.ids.numel():
+    found = read_vectors(args.features, ("text_features", "root"), ("image_features",))
+    if len(found["text_features"]) != candidates.ids.numel():
         raise DataError(
-            f"{args.features}: text must have one row for each of the {candidates.ids.numel()} captions of "
-            f"{args.data}, chain after chain, got {len(found['text'])}"
+            f"{args.features}: text_features must have one row for each of the {candidates.ids.numel()} captions of "
+            f"{args.data}, chain after chain, got {len(found['text_features'])}"
         )
-    text = torch.empty(len(candidates.texts), found["text"].shape[-1])
-    text[candidates.ids.ravel()] = found["text"]  # equal captions have equal rows
+    text = torch.empty(len(candidates.texts), found["text_features"].shape[-1])
+    text[candidates.ids.ravel()] = found["text_features"]  # equal captions have equal rows
     root = found["root"].view(-1, text.shape[-1])
     if len(root) == 1:  # serves all
         root = root.expand(len(candidates.roots), -1)
-    return text, root, found.get("image")
+    return text, root, found.get("image_features")

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from leafward.data.captions import ARROW, Captions
+from leafward.encoders.encoder import refuse_missing
 from leafward.errors import DataError, UsageError, require
-from leafward.tasks.captions import ARROW, Captions
 
 PROMPT = f"""Rewrite each caption from specific to general in {{levels}} steps.
 Caption: A brown dog catches a red frisbee in the park.
@@ -172,13 +173,18 @@ def _negatives(
 def _config_and_tokenizer(directory: str | Path) -> tuple[Any, Any]:
     library = require("transformers", "lm")
     try:
-        return library.AutoConfig.from_pretrained(directory), library.AutoTokenizer.from_pretrained(directory)
+        config = library.AutoConfig.from_pretrained(directory, trust_remote_code=False)
+        return config, library.AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise DataError(f"cannot load the model {directory}: {error}") from error
 
 
 def _loaded(cls: Any, directory: str | Path, device: str) -> Any:
     try:
-        return cls.from_pretrained(directory, use_safetensors=True).to(device).eval()
+        model, found = cls.from_pretrained(
+            directory, use_safetensors=True, output_loading_info=True, trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
         raise DataError(f"cannot load the model {directory}: {error}") from error
+    refuse_missing(directory, found["missing_keys"])
+    return model.to(device).eval()

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leafward.adapters.radial import radius
+from leafward.data.captions import Captions, image_key
 from leafward.errors import UsageError
 from leafward.hierarchy import metrics
-from leafward.intervals import Interval, mean_interval
-from leafward.tasks.captions import Captions, image_key
+from leafward.stats.intervals import Interval, mean_interval
+from leafward.systems.radial.loss import radius
 
 STEPS = 50
 #: what a score can be at least and at most: an interval of few chains or images is cut there

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leafward.adapters.radial import Geometry, exterior_angle
 from leafward.errors import DataError
 from leafward.files import check_archive, read_text
+from leafward.systems.radial.loss import Geometry, exterior_angle
 
 #: name of a part -> its file in the archive
 PARTS = {

@@ -23,9 +23,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from leafward.adapters.encoders import Encoder
-from leafward.adapters.radial_config import Geometry, RadialConfig
-from leafward.geometry import euclidean, lorentz
+from leafward.config import checked
+from leafward.encoders.encoder import Encoder
+from leafward.engine import Cluster
+from leafward.geometry import cones, euclidean, lorentz
+from leafward.systems.radial.objective import Geometry, RadialConfig
 
 
 class Triples(NamedTuple):
@@ -54,8 +56,8 @@ def exterior_angle(
     In the hyperbolic space e stands for the point at the end of the geodesic that leaves the origin along e − r.
     """
     if geometry == "euclidean":
-        return euclidean.exterior_angle(general, other, root)
-    return lorentz.exterior_angle(lorentz.expmap0(general - root, c), lorentz.expmap0(other - root, c), c)
+        return cones.flat_exterior_angle(general, other, root)
+    return cones.exterior_angle(lorentz.expmap0(general - root, c), lorentz.expmap0(other - root, c), c)
 
 
 def radius(embedding: Tensor, root: Tensor) -> Tensor:
@@ -63,21 +65,27 @@ def radius(embedding: Tensor, root: Tensor) -> Tensor:
     return euclidean.dist(embedding, root)
 
 
-def angle_contrast(positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
-    """(mean Ξ⁺ − mean Ξ⁻, Ξ⁺ − Ξ⁻ summed over the two hardest triples): angles (T), (T) -> two scalars."""
+def angle_contrast(positive: Tensor, negative: Tensor, cluster: Cluster | None = None) -> tuple[Tensor, Tensor]:
+    """(mean Ξ⁺ − mean Ξ⁻, Ξ⁺ − Ξ⁻ summed over the two hardest triples): angles (T), (T) -> two scalars.
+
+    The ranks of a `cluster` get the parts of these numbers that come from their own triples.
+    """
+    cluster = cluster or Cluster()
     gap = positive - negative
-    worst = torch.stack([positive.argmax(), negative.argmin()])
-    return gap.mean(), gap.gather(0, worst).sum()
+    hardest = gap.gather(0, torch.stack([positive.argmax(), negative.argmin()]))
+    if cluster.world > 1:
+        extremes = cluster.gather((float(positive.detach().max()), -float(negative.detach().min())))
+        owners = [max(range(cluster.world), key=lambda rank, i=i: extremes[rank][i]) for i in range(2)]
+        hardest = hardest * gap.new_tensor([owner == cluster.rank for owner in owners])
+    return cluster.parts(len(gap))[0] * gap.mean(), hardest.sum()
 
 
 def cone_loss(triples: Triples, config: RadialConfig) -> Tensor:
     """Ganea et al. (2018), eq. 32, as means: E⁺ + max(0, margin − E⁻) with E = max(0, Ξ − half-aperture): scalar."""
     positive, negative = angles(triples, config)
     reach = triples.general - triples.root
-    if config.geometry == "euclidean":
-        half = euclidean.half_aperture(reach, config.aperture)
-    else:
-        half = lorentz.half_aperture(lorentz.expmap0(reach, config.c), config.c, config.aperture)
+    c = None if config.geometry == "euclidean" else config.c
+    half = cones.half_aperture(reach if c is None else lorentz.expmap0(reach, c), c, config.aperture)
     outside = torch.relu(positive - half)
     inside = torch.relu(config.margin - torch.relu(negative - half))
     return outside.mean() + inside.mean()
@@ -97,14 +105,21 @@ def pull(embedding: Tensor, frozen: Tensor) -> Tensor:
     return (1.0 - (embedding * frozen).sum(dim=-1)).mean() / 2.0
 
 
-def radial_loss(triples: Triples, embedding: Tensor, frozen: Tensor, config: RadialConfig) -> Terms:
-    """The loss of a batch: T triples, and all its M texts before and now, (M, d), (M, d)."""
-    held = pull(embedding, frozen)
+def radial_loss(
+    triples: Triples, embedding: Tensor, frozen: Tensor, config: RadialConfig, cluster: Cluster | None = None
+) -> Terms:
+    """The loss of a batch: T triples, and all its M texts before and now, (M, d), (M, d).
+
+    The ranks of a `cluster` share the batch: each gets the part of the loss that comes from its own triples and texts.
+    """
+    cluster = cluster or Cluster()
+    texts, share = cluster.parts(len(embedding), len(triples.general))
+    held = texts * pull(embedding, frozen)
     if config.loss == "cone":
-        contrast = cone_loss(triples, config)
+        contrast = share * cone_loss(triples, config)
         hardest = torch.zeros_like(contrast)
     else:
-        contrast, hardest = angle_contrast(*angles(triples, config))
+        contrast, hardest = angle_contrast(*angles(triples, config), cluster)
     total = config.pull * held + config.contrast * contrast + config.hardest * hardest
     return Terms(total, held, contrast, hardest)
 
@@ -118,6 +133,7 @@ class RadialModel(nn.Module):
 
     def __init__(self, encoder: Encoder, config: RadialConfig, root_texts: Sequence[str] = ("",)) -> None:
         super().__init__()
+        config = checked(RadialConfig, config)
         self.encoder, self.root_texts = encoder, tuple(root_texts)
         start = encoder.encode_text(self.root_texts) if config.root == "learned" else None
         self.free_roots = None if start is None else nn.Parameter(start.clone())

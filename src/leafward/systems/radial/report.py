@@ -6,17 +6,19 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leafward.engine import RunDirectory, to_dict
+from leafward.config import to_dict
 from leafward.report import Number, Page, legend, line_with_band, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from leafward.recipes.radial import Config
+    from leafward.systems.radial.config import Config
 
 
-def write(config: Config, result: dict[str, Any], environment: dict[str, Any], out: Path) -> None:
-    """Write report.html in the run directory `out`."""
+def write(
+    config: Config, result: dict[str, Any], environment: dict[str, Any], records: list[dict[str, Any]], out: Path
+) -> None:
+    """Write report.html in the run directory `out`; `records`: the metrics of the training."""
     objective = config.objective
     page = Page(
         "Radial Embedding",
@@ -39,7 +41,7 @@ def write(config: Config, result: dict[str, Any], environment: dict[str, Any], o
         "All scores; angles and radii are taken about the root"
         + ("; the twin learned in the other geometry, with equal parameters and data" if twin else ""),
     )
-    figure = _course(RunDirectory.open(out).metrics())
+    figure = _course(records)
     if figure is not None:
         page.section("Training")
         page.figure(figure, "Parts of the loss, means between log lines, before they are weighted")

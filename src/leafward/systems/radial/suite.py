@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from leafward.adapters.encoders import Encoder
-from leafward.adapters.radial_config import Geometry
+from leafward.data.captions import image_key, parquet_columns, read_captions, second_captions
+from leafward.encoders.encoder import Encoder
 from leafward.errors import DataError, UsageError
-from leafward.intervals import Interval, rank_correlation_interval, share_interval
-from leafward.tasks import hierarcaps, hyperlex
-from leafward.tasks.captions import image_key, parquet_columns, read_captions, second_captions
-from leafward.tasks.retrieval import recall_at_k
+from leafward.stats.intervals import Interval, rank_correlation_interval, share_interval
+from leafward.systems.radial import hierarcaps, hyperlex
+from leafward.systems.radial.objective import Geometry
+from leafward.systems.radial.retrieval import recall_at_k
+from leafward.systems.radial.roots import root_vectors
 
 
 @dataclass(frozen=True)
@@ -140,13 +139,3 @@ def _score_chains(
     recalls = {f"retrieval_{name}": value for name, value in recall_at_k(asked, finest).items()}
     shares = {name: share_interval(round(value * len(asked)), len(asked)) for name, value in recalls.items()}
     return found | recalls, scores.intervals | shares
-
-
-def root_vectors(encoder: Encoder, texts: Sequence[str], learned: dict[str, Tensor] | None = None) -> Tensor:
-    """The roots of given texts: the learned ones where there are, else the embeddings of the texts: (R, d)."""
-    if not learned:
-        return encoder.encode_text(texts)
-    missing = [text for text in texts if text not in learned]
-    if missing:
-        raise DataError(f"the run has no learned root for {missing[0]!r}; it has {', '.join(map(repr, learned))}")
-    return torch.stack([learned[text] for text in texts]).to(encoder.device)

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from leafward.adapters.encoders import Encoder, trimmed
-from leafward.adapters.radial import RadialConfig, RadialModel, Triples, radial_loss
-from leafward.engine import Loss
+from leafward.data.captions import Captions
+from leafward.encoders.encoder import Encoder, trimmed
+from leafward.engine import Cluster, Loss
 from leafward.errors import DataError
-from leafward.tasks.captions import Captions
+from leafward.systems.radial.loss import RadialConfig, RadialModel, Triples, radial_loss
 
 
 class Sample(NamedTuple):
@@ -108,22 +108,26 @@ class RadialTask:
         data: CaptionData,
         config: RadialConfig,
         evaluator: Callable[[RadialModel], dict[str, float]] | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
         self.dataset, self.config, self.evaluator = data, config, evaluator
+        self.cluster = cluster or Cluster()
         self.collate = data.collate
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """The hardest pairs are those of the micro-batch."""
+        """The hardest pairs and the means are those of the micro-batches of all ranks together."""
         assert isinstance(model, RadialModel)
         embedding = model.encoder.text_features(batch.tokens)
         roots = embedding[batch.root_rows] if model.free_roots is None else model.learned_roots()
         triples = Triples(
             embedding[batch.general], embedding[batch.specific], embedding[batch.negative], roots[batch.root]
         )
-        terms = radial_loss(triples, embedding[batch.texts], batch.frozen[batch.texts], self.config)
+        texts = embedding[batch.texts], batch.frozen[batch.texts]
+        terms = radial_loss(triples, *texts, self.config, self.cluster)
         parts = {"pull": terms.pull, "contrast": terms.contrast, "hardest": terms.hardest}
-        metrics = {name: value.detach() * batch.samples for name, value in parts.items()}
-        return Loss(terms.total * batch.samples, batch.samples, metrics)
+        samples = batch.samples / self.cluster.parts(batch.samples)[0]  # of all ranks
+        metrics = {name: value.detach() * samples for name, value in parts.items()}
+        return Loss(terms.total * samples, batch.samples, metrics)
 
     def evaluate(self, model: nn.Module) -> dict[str, Any]:
         return {} if self.evaluator is None else self.evaluator(model)  # type: ignore[arg-type]

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-import json
 import math
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from leafward.adapters.encoders import Encoder, load_encoder, make_trainable, merge_adapters
-from leafward.adapters.radial import RadialModel, radius
-from leafward.adapters.surface import trainable_parameters
-from leafward.engine import Cluster, LoopConfig, OptimConfig, RunDirectory, fit
+from leafward.adapters.io import save_pretrained
+from leafward.adapters.surface import adapters, trainable_parameters
+from leafward.config import checked, replace
+from leafward.data.captions import Captions, image_key, read_captions, without_images_of
+from leafward.encoders.encoder import Encoder, load_encoder, make_trainable, merge_adapters
+from leafward.engine import Cluster, Experiment, LoopConfig, Member, OptimConfig, RunDirectory, fit, session
+from leafward.engine.devices import type_of
+from leafward.engine.experiment import curves
+from leafward.engine.layout import EARLIER_TWIN
 from leafward.errors import DataError
-from leafward.files import replacing
+from leafward.files import read_record
 from leafward.hierarchy import metrics
-from leafward.intervals import Interval, mean_interval
-from leafward.recipes._radial_suite import Suite, load_suite, measure_suite, root_vectors
 from leafward.report import Number
-from leafward.tasks.captions import Captions, image_key, read_captions, without_images_of
-from leafward.tasks.radial import CaptionData, RadialTask
+from leafward.stats.intervals import Interval, mean_interval
+from leafward.systems.radial import report
+from leafward.systems.radial.config import MAY_CHANGE, Config, check
+from leafward.systems.radial.loss import RadialModel, radius
+from leafward.systems.radial.objective import Geometry
+from leafward.systems.radial.roots import ROOTS, root_vectors, save_roots
+from leafward.systems.radial.suite import Suite, load_suite, measure_suite
+from leafward.systems.radial.task import CaptionData, RadialTask
 
-if TYPE_CHECKING:
-    from leafward.recipes.radial import Config
-
-ROOTS = "roots.safetensors"
 #: name of a number -> what it is called on the page, and which way is better
 SHOWN = {
     "tau": ("τ_d: radius against level", "higher"),
@@ -41,35 +46,65 @@ SHOWN = {
 }
 
 
-def train(config: Config, directory: RunDirectory, cluster: Cluster) -> dict[str, Any]:
-    """Train and score; returns what result.json holds."""
+class Training(Experiment[Config]):
+    """The model, and with `twin` the same one in the other geometry."""
+
+    recipe, may_change, leftovers = "radial", MAY_CHANGE, (ROOTS, EARLIER_TWIN)
+
+    def arms(self) -> dict[str, Config]:
+        config = self.config
+        other: Geometry = "lorentz" if config.objective.geometry == "euclidean" else "euclidean"
+        arms = {config.objective.geometry: config}
+        twin = replace(config, objective=replace(config.objective, geometry=other))
+        return arms | ({other: twin} if config.twin else {})
+
+    def train(self, member: Member[Config], run: RunDirectory, cluster: Cluster) -> dict[str, Any]:
+        return train(member, run, cluster)
+
+    def conclude(
+        self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        return with_twin(results[0], results[1], self.config) if len(results) > 1 else results[0]
+
+    def page(self, run: RunDirectory, members: list[Member[Config]], result: dict[str, Any]) -> None:
+        environment = read_record(run.path / "env.json")
+        report.write(self.config, result, environment, curves(members)[members[0].name], run.path)
+
+
+def train(member: Member[Config], directory: RunDirectory, cluster: Cluster) -> dict[str, Any]:
+    """Train and score, on every rank; the trained model, adapters merged, goes to the home of the member."""
+    config = member.config
     assert config.data is not None
-    encoder = load_encoder(config.model).to(cluster.device)
+    encoder = load_encoder(config.model).to(cluster.device, type_of(config.precision))
     suite = load_suite(config.test, encoder, second=config.second, images=config.images, words=config.hyperlex)
     learned, watched = split(captions_of(config), config.held_out, config.seed)
     before, _ = score(suite, watched, encoder, None, config)
     data = CaptionData(learned, encoder)
     if config.objective.root == "learned":
         check_roots(suite, data)
-    torch.manual_seed(config.seed)  # low-rank updates start at random
-    model, task = prepare(config, encoder, data, watched)
+    model, task = prepare(config, encoder, data, watched, cluster)
     trained, total = trainable_parameters(model)
     done = fit(model, task, *loop_and_optim(config, len(data)), directory, cluster)
-    merge_adapters(encoder)
-    after, intervals = score(suite, watched, encoder, learned_roots(model), config)
     if cluster.main:
-        encoder.save_pretrained(directory.path / "model")
-        save_roots(model, directory.path / ROOTS)
-    return {
-        "headline": [number.to_json() for number in headline(before, after, intervals)],
-        "before": before,
-        "after": after,
-        "intervals": intervals,
-        "captions": {"learned": len(data), "validation": len(watched)},
-        "parameters": {"trained": trained, "all": total},
-        "validation": done.metrics,
-        "steps": done.step,
-    }
+        save_adapter(encoder, directory.path / "adapter")
+    merge_adapters(encoder)
+
+    def conclude() -> dict[str, Any]:
+        encoder.save_pretrained(member.model)
+        save_roots(model, member.home / ROOTS)
+        after, intervals = score(suite, watched, encoder, learned_roots(model), config)
+        return {
+            "headline": [number.to_json() for number in headline(before, after, intervals)],
+            "before": before,
+            "after": after,
+            "intervals": intervals,
+            "captions": {"learned": len(data), "validation": len(watched)},
+            "parameters": {"trained": trained, "all": total},
+            "validation": done.metrics,
+            "steps": done.step,
+        }
+
+    return cluster.on_main(conclude)
 
 
 def check_roots(suite: Suite, data: CaptionData) -> None:
@@ -111,16 +146,27 @@ def split(captions: Sequence[Captions], share: float, seed: int) -> tuple[list[C
 
 
 def prepare(
-    config: Config, encoder: Encoder, data: CaptionData, watched: Sequence[Captions] = ()
+    config: Config,
+    encoder: Encoder,
+    data: CaptionData,
+    watched: Sequence[Captions] = (),
+    cluster: Cluster | None = None,
 ) -> tuple[RadialModel, RadialTask]:
     """The model with what shall learn in it, and the task."""
-    make_trainable(encoder, config.train, rank=config.rank, block_size=config.block_size)
+    make_trainable(
+        encoder,
+        config.train,
+        rank=config.rank,
+        block_size=config.block_size,
+        seed=config.seed,
+        base_model=config.model,
+    )
     model = RadialModel(encoder, config.objective, data.root_texts)
 
     def watch(trained: RadialModel) -> dict[str, float]:
         return {"tau": float(np.mean(chain_taus(watched, trained.encoder, learned_roots(trained))))}
 
-    return model, RadialTask(data, config.objective, watch if watched else None)
+    return model, RadialTask(data, config.objective, watch if watched else None, cluster)
 
 
 @torch.no_grad()
@@ -149,6 +195,7 @@ def loop_and_optim(config: Config, samples: int) -> tuple[LoopConfig, OptimConfi
         seed=config.seed,
         precision=config.precision,
         eval_every=config.eval_every,
+        log_every=config.log_every,
         checkpoint_every=config.checkpoint_every,
         keep_last=1,
         workers=config.workers,
@@ -181,29 +228,11 @@ def learned_roots(model: RadialModel) -> dict[str, Tensor] | None:
     return None if model.free_roots is None else dict(zip(model.root_texts, model.roots(), strict=True))
 
 
-def save_roots(model: RadialModel, path: Path) -> None:
-    """Write learned roots; where there are none, those of a run that was replaced must not stay."""
-    from safetensors.torch import save_file
-
-    if model.free_roots is None:
-        path.unlink(missing_ok=True)
-    else:
-        with replacing(path) as temporary:
-            texts = json.dumps(model.root_texts, ensure_ascii=False)
-            save_file({"roots": model.roots().cpu().contiguous()}, temporary, metadata={"texts": texts})
-
-
-def load_roots(run: Path) -> dict[str, Tensor] | None:
-    """The learned roots of a run directory by their text; None where it has none."""
-    from safetensors import SafetensorError, safe_open
-
-    if not (run / ROOTS).is_file():
-        return None
-    try:
-        with safe_open(run / ROOTS, framework="pt") as file:
-            return dict(zip(json.loads(file.metadata()["texts"]), file.get_tensor("roots"), strict=True))
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise DataError(f"cannot read {run / ROOTS}: {error}") from error
+def save_adapter(encoder: Encoder, folder: Path) -> None:
+    """Write what learned beside the text side, if it was an adapter; that of a run that was replaced must not stay."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if adapters(encoder.model):
+        save_pretrained(encoder.model, folder)
 
 
 def headline(before: dict[str, float], after: dict[str, float], intervals: dict[str, Interval]) -> list[Number]:
@@ -229,3 +258,11 @@ def with_twin(result: dict[str, Any], twin: dict[str, Any], config: Config) -> d
         own | {"twin": other["value"], "twin_interval": other["interval"], "twin_name": name} for own, other in numbers
     ]
     return result | {"headline": headline, "twin": twin["after"]}
+
+
+def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:
+    """Train in the run directory `out`; the trained model, adapters merged, is then in `out`/model."""
+    config = checked(Config, config)
+    check(config)
+    with session(config.device) as cluster:
+        return Training(config, cluster).run(out, resume=resume, overwrite=overwrite)

@@ -13,14 +13,14 @@ import numpy as np
 
 from leafward.errors import LeafwardError
 from leafward.files import finite
-from leafward.recipes import _superposition_claims as claims
-from leafward.recipes._superposition_packs import NORM_EDGES, effective_decays
-from leafward.scaling import compare_laws, fit_joint_law, fit_power_law, fit_ranges, leave_largest_out
-from leafward.scaling.separable import EXPONENT_RANGE
+from leafward.stats.power_laws import compare_laws, fit_joint_law, fit_power_law, fit_ranges, leave_largest_out
+from leafward.stats.power_laws.separable import EXPONENT_RANGE
+from leafward.systems.superposition import claims
+from leafward.systems.superposition.packs import NORM_EDGES, effective_decays
 
 if TYPE_CHECKING:
-    from leafward.recipes.superposition import Config
-    from leafward.scaling import PowerLawFit
+    from leafward.stats.power_laws import PowerLawFit
+    from leafward.systems.superposition.config import Config
 
 Row = dict[str, Any]
 CLUSTERS = 3  # seeds from which on intervals are over seeds

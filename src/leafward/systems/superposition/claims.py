@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from leafward.intervals import mean_interval, share_interval
+from leafward.stats.intervals import mean_interval, share_interval
 
 Row = dict[str, Any]
 Cell = dict[str, Any]
@@ -67,71 +67,12 @@ def test(rows: Sequence[Row], cells: Sequence[Cell], features: int, *, squared: 
     weak = [cell for cell in cells if cell["regime"] == "weak" and (cell["alpha"] or 0) > 1]
     found = [
         *_represented(rows, features),
-        _near(
-            "strong exponent, α ≤ 1",
-            "strong exponents are near 1 for α ≤ 1: mean distance from 1 at most 0.25",
-            [cell for cell in strong if cell["alpha"] is not None and cell["alpha"] <= 1],
-            lambda cell: 0.0,
-            centre=1.0,
-            within=0.25,
-        ),
-        _near(
-            "strong exponent, other laws",
-            "strong exponents are near 1 for other laws and 1 < α ≤ 1.4: mean distance from 1 at most 0.25",
-            [cell for cell in strong if cell["alpha"] is None or 1 < cell["alpha"] <= 1.4],
-            lambda cell: 0.0,
-            centre=1.0,
-            within=0.25,
-        ),
-        _steep(strong),
-        _near(
-            "weak exponent − (α−1)",
-            "weak exponents are near α−1 for α > 1: mean distance at most 0.2",
-            weak,
-            lambda cell: cell["alpha"] - 1,
-            centre=0.0,
-            within=0.2,
-        ),
-        _near(
-            "weak exponent − (α−1), clearest cases",
-            f"the same for the {LEAST_AMBIGUOUS} weak cases nearest to m features kept exactly",
-            sorted(weak, key=lambda cell: cell["ambiguity"])[:LEAST_AMBIGUOUS],
-            lambda cell: cell["alpha"] - 1,
-            centre=0.0,
-            within=0.2,
-        ),
+        *_strong_exponents(strong),
+        *_weak_exponents(weak),
         _order(cells),
-        _near(
-            "exponent of strong rows' overlaps",
-            "the mean squared overlap of rows with norm > 1 falls as 1/m: mean distance of exponents from 1 up to 0.15",
-            [{**cell["overlap"], "alpha": cell["alpha"]} for cell in strong],
-            lambda cell: 0.0,
-            centre=1.0,
-            within=0.15,
-        ),
-        _share(
-            "overlaps more even than random",
-            "at γ ≤ −0.556 and α ≤ 1 the squared overlaps of rows with norm > 1 vary less than those of random vectors",
-            [
-                (row, variance_ratio(row) < 1)
-                for row in rows
-                if row["decay"] <= STRONG and row["alpha"] is not None and row["alpha"] <= 1 and crowded(row, features)
-            ],
-            variance_ratio,
-            lambda row: f"{variance_ratio(row):.3g} times the variance of random vectors",
-        ),
+        *_overlaps(strong, rows, features),
     ]
-    if squared:
-        found.append(
-            _share(
-                "loss above the weak theory",
-                "for γ > 0 losses lie on or above the weak theory ⟨v²⟩ Σ p_i over features not represented (less 5 %)",
-                [(row, row["loss"] >= 0.95 * row["weak_loss"]) for row in rows if row["decay"] > 0 and row["loss"]],
-                lambda row: row["weak_loss"] / row["loss"],
-                lambda row: f"loss {row['loss']:.3g} where the theory has {row['weak_loss']:.3g}",
-            )
-        )
-    return found
+    return [*found, _above_theory(rows)] if squared else found
 
 
 def crowded(row: Row, features: int) -> bool:
@@ -188,6 +129,84 @@ def _represented(rows: Sequence[Row], features: int) -> list[Claim]:
             ),
         ]
     return found
+
+
+def _strong_exponents(strong: Sequence[Cell]) -> list[Claim]:
+    return [
+        _near(
+            "strong exponent, α ≤ 1",
+            "strong exponents are near 1 for α ≤ 1: mean distance from 1 at most 0.25",
+            [cell for cell in strong if cell["alpha"] is not None and cell["alpha"] <= 1],
+            lambda cell: 0.0,
+            centre=1.0,
+            within=0.25,
+        ),
+        _near(
+            "strong exponent, other laws",
+            "strong exponents are near 1 for other laws and 1 < α ≤ 1.4: mean distance from 1 at most 0.25",
+            [cell for cell in strong if cell["alpha"] is None or 1 < cell["alpha"] <= 1.4],
+            lambda cell: 0.0,
+            centre=1.0,
+            within=0.25,
+        ),
+        _steep(strong),
+    ]
+
+
+def _weak_exponents(weak: Sequence[Cell]) -> list[Claim]:
+    return [
+        _near(
+            "weak exponent − (α−1)",
+            "weak exponents are near α−1 for α > 1: mean distance at most 0.2",
+            weak,
+            lambda cell: cell["alpha"] - 1,
+            centre=0.0,
+            within=0.2,
+        ),
+        _near(
+            "weak exponent − (α−1), clearest cases",
+            f"the same for the {LEAST_AMBIGUOUS} weak cases nearest to m features kept exactly",
+            sorted(weak, key=lambda cell: cell["ambiguity"])[:LEAST_AMBIGUOUS],
+            lambda cell: cell["alpha"] - 1,
+            centre=0.0,
+            within=0.2,
+        ),
+    ]
+
+
+def _overlaps(strong: Sequence[Cell], rows: Sequence[Row], features: int) -> list[Claim]:
+    return [
+        _near(
+            "exponent of strong rows' overlaps",
+            "the mean squared overlap of rows with norm > 1 falls as 1/m: mean distance of exponents from 1 up to 0.15",
+            [{**cell["overlap"], "alpha": cell["alpha"]} for cell in strong],
+            lambda cell: 0.0,
+            centre=1.0,
+            within=0.15,
+        ),
+        _share(
+            "overlaps more even than random",
+            "at γ ≤ −0.556 and α ≤ 1 the squared overlaps of rows with norm > 1 vary less than those of random vectors",
+            [
+                (row, variance_ratio(row) < 1)
+                for row in rows
+                if row["decay"] <= STRONG and row["alpha"] is not None and row["alpha"] <= 1 and crowded(row, features)
+            ],
+            variance_ratio,
+            lambda row: f"{variance_ratio(row):.3g} times the variance of random vectors",
+        ),
+    ]
+
+
+def _above_theory(rows: Sequence[Row]) -> Claim:
+    return _share(
+        "loss above the weak theory",
+        "for γ > 0 losses lie on or above the weak theory Σ (⟨v²⟩ p_i − ⟨v⟩² p_i²) over features not represented "
+        "(less 5 %)",
+        [(row, row["loss"] >= 0.95 * row["weak_loss"]) for row in rows if row["decay"] > 0 and row["loss"]],
+        lambda row: row["weak_loss"] / row["loss"],
+        lambda row: f"loss {row['loss']:.3g} where the theory has {row['weak_loss']:.3g}",
+    )
 
 
 def _share(

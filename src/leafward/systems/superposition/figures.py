@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from leafward.recipes._superposition_analysis import cells, excess, reference_law
-from leafward.recipes._superposition_claims import signed
+from leafward.measure.theory import etf_overlap
 from leafward.report import SERIES, legend, line_with_band, log_axis, new_figure, points_with_bars
 from leafward.report.figures import LIGHT
-from leafward.superposition.theory import etf_overlap
+from leafward.systems.superposition.analysis import cells, excess, reference_law
+from leafward.systems.superposition.claims import signed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -183,7 +183,7 @@ def weak_theory(rows: Sequence[Row]) -> Drawn | None:
     ends = [min(row["weak_loss"] for row in shown), max(row["weak_loss"] for row in shown)]
     axes.plot(ends, ends, **REFERENCE, label="loss = theory")
     log_axis(axes)
-    axes.set(xlabel="weak theory: ⟨v²⟩ Σ p over features not represented", ylabel="loss")
+    axes.set(xlabel="weak theory: Σ (⟨v²⟩ p − ⟨v⟩² p²) over features not represented", ylabel="loss")
     legend(axes)
     missing = sum(row["weak_loss"] == 0 for row in rows)
     left_out = f" {missing} models that represent every feature (theory 0) are not shown." if missing else ""

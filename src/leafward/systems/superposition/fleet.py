@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from leafward.errors import DataError, UsageError, nearest
-from leafward.superposition.devices import compute_device
-from leafward.superposition.laws import Law, frequencies
-from leafward.superposition.measures import describe
-from leafward.superposition.optim import OPTIMISERS
-from leafward.superposition.pack import Pack
-from leafward.superposition.sampler import Stream
+from leafward.measure.devices import compute_device
+from leafward.systems.superposition.laws import Law, frequencies
+from leafward.systems.superposition.measures import describe
+from leafward.systems.superposition.optim import OPTIMISERS
+from leafward.systems.superposition.pack import Pack
+from leafward.systems.superposition.sampler import Stream
 
 MODELS_PER_CPU_PACK = 6  # more make rows of P so long that they leave the cache of one core
 _DTYPES = {"float32": torch.float32, "tf32": torch.float32, "float64": torch.float64}

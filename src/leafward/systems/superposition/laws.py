@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 
+from leafward.data.counts import ranked_counts
 from leafward.errors import DataError, UsageError, nearest
-from leafward.files import check_arrays, read_json
 
 Law = str | Sequence[float] | np.ndarray
 
@@ -28,7 +26,7 @@ def frequencies(law: Law, features: int, density: float | None = 1.0) -> np.ndar
     """Activation probabilities p (features,) in (0, 1], float64.
 
     `law` is ``power:α`` (p ∝ i^-α), ``exponential:scale`` (p ∝ e^{-i/scale}), ``linear`` (p ∝ n−i), ``uniform``,
-    ``counts:FILE`` (token counts, see `read_counts`) or a vector of `features` weights. The weights are scaled to
+    ``counts:FILE`` (token counts, see `data.counts`) or a vector of `features` weights. The weights are scaled to
     activation density E = Σp = `density`; with ``density=None`` they are taken as probabilities as they stand.
     """
     if features < 2:
@@ -70,37 +68,3 @@ def _named(law: str, features: int) -> np.ndarray:
     if not math.isfinite(parameter) or (name == "exponential" and parameter <= 0):
         raise UsageError(f"law: the parameter of {law!r} must be finite (and positive for 'exponential')")
     return weight(np.arange(1.0, features + 1), parameter)
-
-
-def ranked_counts(path: str | os.PathLike[str]) -> np.ndarray:
-    """Non-zero counts from a file (see `read_counts`), largest first."""
-    counts = read_counts(path)
-    return np.sort(counts[counts > 0])[::-1]
-
-
-def read_counts(path: str | os.PathLike[str]) -> np.ndarray:
-    """Counts ≥ 0 from a file, in its order, float64.
-
-    ``.npy`` holds a vector, ``.txt`` one number per line, ``.json`` a list or an object of token → count.
-    """
-    path = Path(path)
-    readers: dict[str, Callable[[Path], np.ndarray]] = {
-        ".npy": lambda file: np.load(file, allow_pickle=False),
-        ".txt": lambda file: np.loadtxt(file, ndmin=1),
-        ".json": _read_json,
-    }
-    if path.suffix not in readers:
-        raise UsageError(f"counts file {path} must end in .npy, .txt or .json")
-    check_arrays(path)
-    try:
-        counts = np.asarray(readers[path.suffix](path), dtype=np.float64)
-    except (OSError, ValueError, TypeError, EOFError, MemoryError) as error:
-        raise DataError(f"cannot read counts from {path}: {error}") from error
-    if counts.ndim != 1 or not np.isfinite(counts).all() or (counts < 0).any():
-        raise DataError(f"counts in {path} must be one list of finite numbers ≥ 0")
-    return counts
-
-
-def _read_json(path: Path) -> np.ndarray:
-    content = read_json(path)
-    return np.array(list(content.values()) if isinstance(content, dict) else content)

@@ -6,7 +6,8 @@ import math
 
 import torch
 
-from leafward.superposition import theory
+from leafward.measure.theory import etf_overlap, random_overlap, welch_bound
+from leafward.systems.superposition.theory import weak_loss, weak_loss_leading
 
 GRAM_ROWS = 1024  # rows of the Gram matrix held at once
 
@@ -22,7 +23,7 @@ def describe(weights: torch.Tensor, p: torch.Tensor) -> dict[str, float]:
     mean, variance = squared_overlap(weights)
     strong = norms > 1
     strong_mean, strong_variance = squared_overlap(weights[strong])
-    random_mean, random_variance = theory.random_overlap(m)
+    random_mean, random_variance = random_overlap(m)
     return {
         "phi_half": represented / n,
         "phi_one": float(strong.double().mean()),
@@ -36,10 +37,11 @@ def describe(weights: torch.Tensor, p: torch.Tensor) -> dict[str, float]:
         "strong_overlap_variance": strong_variance,
         "random_overlap_mean": random_mean,
         "random_overlap_variance": random_variance,
-        "welch_bound": theory.welch_bound(n, m),
-        "strong_welch_bound": theory.welch_bound(int(strong.sum()), m),
-        "etf_overlap": theory.etf_overlap(n, m),
-        "weak_loss": theory.weak_loss(p, represented),
+        "welch_bound": welch_bound(n, m),
+        "strong_welch_bound": welch_bound(int(strong.sum()), m),
+        "etf_overlap": etf_overlap(n, m),
+        "weak_loss": weak_loss(p, represented),
+        "weak_loss_leading": weak_loss_leading(p, represented),
         "ambiguity": ambiguity(weights),
     }
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from leafward.superposition.step import Layout
+from leafward.systems.superposition.step import Layout
 
 OPTIMISERS = ("adamw", "adam", "sgd", "muon")
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # Adam

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from leafward.superposition.optim import Optimiser, rates
-from leafward.superposition.sampler import INITIAL, Batch, Stream, generator
-from leafward.superposition.step import Layout, Objective
+from leafward.systems.superposition.optim import Optimiser, rates
+from leafward.systems.superposition.sampler import INITIAL, Batch, Stream, generator
+from leafward.systems.superposition.step import Layout, Objective
 
 RECENT = 100  # training losses averaged into `train_loss`
 EAGER_STEPS = 3  # before a CUDA graph is recorded, so that libraries have set themselves up

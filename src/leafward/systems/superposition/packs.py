@@ -17,20 +17,20 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from leafward.engine.config import config_hash
+from leafward.config import config_hash
 from leafward.errors import DataError, LeafwardError
 from leafward.files import finite, read_bytes, read_record, replacing, write_json, write_text
 
 if TYPE_CHECKING:
-    from leafward.recipes.superposition import Config
-    from leafward.superposition import Fleet
+    from leafward.systems.superposition import Fleet
+    from leafward.systems.superposition.config import Config
 
 MODELS_ON_CPU = 15  # per process: enough to make its start worth while
 FIRST_STRETCH, STRETCH_SECONDS = 16, 0.5  # steps between looks at the clock and for signals, and their aim
 NORM_EDGES = [k / 32 for k in range(57)]  # bins of the histogram of row norms; the last one takes all above
 STATE, DONE, RESULT, ERROR, STOP, TABLE = "state.safetensors", "done", "result.json", "error.txt", "stop", "table.json"
 MEASURED = ("loss", "loss_floor", "overlap_mean", "phi_half", "phi_one", "random_overlap_variance", "weak_loss")
-MEASURED += ("strong_overlap_mean", "strong_overlap_variance", "ambiguity")
+MEASURED += ("strong_overlap_mean", "strong_overlap_variance", "ambiguity", "weak_loss_leading")
 """Numbers of a row that the analysis reads; None where there was none to be had."""
 
 Pack = dict[str, Any]
@@ -74,7 +74,7 @@ def plan(config: Config, device: str) -> list[Pack]:
 
 def _check(packs: Sequence[Pack]) -> None:
     """Make the narrowest model of each law, which fails here where otherwise every process would."""
-    from leafward.superposition import Fleet, FleetOptions, ModelSpec
+    from leafward.systems.superposition import Fleet, FleetOptions, ModelSpec
 
     for pack in {pack["models"][-1]["law"]: pack for pack in packs}.values():
         options = pack["options"] | {"dataset_rows": None}
@@ -102,7 +102,7 @@ def _options(config: Config, device: str, rows: int | None) -> dict[str, Any]:
 
 
 def _models(config: Config, law: str, seed: int) -> list[dict[str, Any]]:
-    from leafward.superposition import width_scaled_rates
+    from leafward.systems.superposition import width_scaled_rates
 
     models = []
     for decay in effective_decays(config):
@@ -242,7 +242,7 @@ def train_pack(pack: Pack, directory: Path) -> dict[str, Any]:
 
 
 def _train(pack: Pack, directory: Path, stop: Callable[[], bool]) -> dict[str, Any]:
-    from leafward.superposition import Fleet, FleetOptions, ModelSpec
+    from leafward.systems.superposition import Fleet, FleetOptions, ModelSpec
 
     fleet = Fleet([ModelSpec(**model) for model in pack["models"]], FleetOptions(**pack["options"]))
     directory.mkdir(parents=True, exist_ok=True)

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leafward.engine.config import to_dict
-from leafward.recipes._superposition_analysis import reference_law
-from leafward.recipes._superposition_claims import signed
-from leafward.recipes._superposition_figures import STRONG_SHOWN, WEAK_SHOWN, Drawn, draw, law_words, nearest
+from leafward.config import to_dict
 from leafward.report import Estimate, Number, Page, save_svg
+from leafward.systems.superposition.analysis import reference_law
+from leafward.systems.superposition.claims import signed
+from leafward.systems.superposition.figures import STRONG_SHOWN, WEAK_SHOWN, Drawn, draw, law_words, nearest
 
 if TYPE_CHECKING:
-    from leafward.recipes.superposition import Config
+    from leafward.systems.superposition.config import Config
 
 Row = dict[str, Any]
 MOST_ROWS = 40  # of the table of ranges; beyond it only the γ of the figures are listed
@@ -166,6 +166,10 @@ def _geometry(made: Page, rows: Sequence[Row]) -> None:
             lambda row: _ratio(row["strong_overlap_variance"], row["random_overlap_variance"]),
         ),
         ("Loss over the weak theory", lambda row: _ratio(row["loss"], row["weak_loss"])),
+        (
+            "Loss over the leading order ⟨v²⟩ Σ p of the weak theory, as in the paper's figure",
+            lambda row: _ratio(row["loss"], row["weak_loss_leading"]),
+        ),
     ):
         cells = {
             (decay, width): _mean([value(row) for row in rows if (row["decay"], row["width"]) == (decay, width)])

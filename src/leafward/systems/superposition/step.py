@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import embedding_bag
 
-from leafward.superposition.sampler import Batch
+from leafward.systems.superposition.sampler import Batch
 
 # Bytes of the pre-activation Z held at once: on a CPU what its caches keep, on a GPU only a bound on memory.
 TILE_BYTES = {"cpu": 3 << 20, "cuda": 1 << 30}

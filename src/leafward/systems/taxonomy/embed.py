@@ -3,42 +3,65 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from leafward.engine import LoopConfig, Loss, OptimConfig, RunDirectory, fit
-from leafward.files import replacing, write_json
+from leafward.data.items import read_matrix
+from leafward.engine import Cluster, LoopConfig, Loss, Member, OptimConfig, RunDirectory, fit
+from leafward.engine.devices import device_of
+from leafward.files import finite, replacing, write_json
 from leafward.hierarchy import Taxonomy, metrics
 from leafward.hierarchy.embedding import Batch, Closure, TaxonomyEmbedding, proper_ancestors
 from leafward.hierarchy.fan import fan
 from leafward.hierarchy.reconstruction import distortion, reconstruction
 
 if TYPE_CHECKING:
-    from leafward.recipes.taxonomy import Config
+    from leafward.systems.taxonomy.config import Config
 
 #: Pairs on which distortion and entailment are measured; a taxonomy with no more pairs than this is measured on all.
 PAIRS = 500_000
+EMBEDDINGS, NAMES = "embeddings.safetensors", "names.json"
+MEASURED = (
+    "mean_average_precision",
+    "mean_rank",
+    "distortion",
+    "worst_distortion",
+    "radius_tau",
+    "entailment_auc",
+    "entailment_ap",
+)
 RATES = {"distance": 0.2, "cones": 0.03}
 
 
 @dataclass
-class Member:
-    """One trained embedding and what was measured of it; `losses`: (epoch, training loss)."""
+class Embedded:
+    """One trained embedding and what was measured of it.
+
+    tangent (N, n): tangent vectors at the origin, as long as the radius; losses: (epoch, training loss).
+    """
 
     geometry: str
     seed: int
-    model: TaxonomyEmbedding
+    tangent: Tensor
     scores: dict[str, float]
     losses: list[tuple[float, float]]
     seconds_per_epoch: float
 
-    def tangent(self) -> Tensor:
-        """Tangent vectors at the origin, as long as the radius: (N, n)."""
-        return self.model.weight.detach()
+    @classmethod
+    def read(cls, member: Member[Config], result: Mapping[str, Any], steps: int) -> Embedded:
+        """What a member left; `steps`: those of an epoch."""
+        tangent = torch.from_numpy(read_matrix(member.home / EMBEDDINGS, "tangent"))
+        logged = losses(RunDirectory.open(member.path))
+        # JSON has no NaN; it was written as null.
+        scores = {name: math.nan if result[name] is None else result[name] for name in MEASURED}
+        curve = [(record["step"] / steps, record["train/loss"]) for record in logged]
+        return cls(result["geometry"], result["seed"], tangent, scores, curve, result["time"]["seconds_per_epoch"])
 
     def to_json(self) -> dict[str, Any]:
         time = {"seconds_per_epoch": self.seconds_per_epoch}
@@ -72,24 +95,28 @@ class _Task:
         return Loss(model(batch), len(batch.owner))
 
 
-def embed(config: Config, tax: Taxonomy, run: RunDirectory) -> Member:
-    """Train in `run`, measure, and write embeddings.safetensors and names.json there."""
-    model = train(config, tax, run)
-    save(model, tax, run)
-    steps = steps_per_epoch(config, tax)
-    logged = [record for record in run.metrics() if "train/loss" in record]
-    return Member(
-        config.geometry,
-        config.seed,
-        model,
-        measure(config, tax, model),
-        [(record["step"] / steps, record["train/loss"]) for record in logged],
-        sum(record["time"]["seconds"] for record in logged) / config.epochs,
-    )
+def embed(member: Member[Config], tax: Taxonomy, run: RunDirectory, cluster: Cluster) -> dict[str, Any]:
+    """Train in `run`, measure, and write embeddings.safetensors and names.json in the home of the member."""
+    config = member.config
+    model = train(config, tax, run, cluster)
+
+    def conclude() -> dict[str, Any]:
+        save(model, tax, member.home)
+        seconds = sum(record["time"]["seconds"] for record in losses(run)) / config.epochs
+        scores = {"geometry": config.geometry, "seed": config.seed, **measure(config, tax, model)}
+        return finite({**scores, "time": {"seconds_per_epoch": seconds}})
+
+    return cluster.on_main(conclude)
 
 
-def train(config: Config, tax: Taxonomy, run: RunDirectory) -> TaxonomyEmbedding:
+def losses(run: RunDirectory) -> list[dict[str, Any]]:
+    """The records of a run that hold a training loss."""
+    return [record for record in run.metrics() if "train/loss" in record]
+
+
+def train(config: Config, tax: Taxonomy, run: RunDirectory, cluster: Cluster | None = None) -> TaxonomyEmbedding:
     """Train in `run`, from its newest checkpoint if it has one."""
+    cluster = cluster or Cluster(device=device_of(config.device))
     model = TaxonomyEmbedding(
         len(tax),
         config.dim,
@@ -107,6 +134,7 @@ def train(config: Config, tax: Taxonomy, run: RunDirectory) -> TaxonomyEmbedding
         steps=config.epochs * epoch,
         batch_size=min(config.batch, len(tax)),
         seed=config.seed,
+        precision=config.precision,
         log_every=epoch * max(1, config.epochs // 100),
         checkpoint_every=epoch * max(1, config.epochs // 5),
         device=config.device,
@@ -119,7 +147,7 @@ def train(config: Config, tax: Taxonomy, run: RunDirectory) -> TaxonomyEmbedding
         warmup_steps=epoch,
         final_ratio=0.05,
     )
-    fit(model, _Task(Closure(tax)), loop, optim, run)
+    fit(model, _Task(Closure(tax)), loop, optim, run, cluster)
     return model.cpu().eval()
 
 
@@ -128,13 +156,13 @@ def steps_per_epoch(config: Config, tax: Taxonomy) -> int:
     return math.ceil(len(tax) / min(config.batch, len(tax)))
 
 
-def save(model: TaxonomyEmbedding, tax: Taxonomy, run: RunDirectory) -> None:
+def save(model: TaxonomyEmbedding, tax: Taxonomy, folder: Path) -> None:
     """embeddings.safetensors (tangent vectors at the origin, as long as the radius) and names.json, row by row."""
     from safetensors.torch import save_file
 
-    with replacing(run.path / "embeddings.safetensors") as temporary:
+    with replacing(folder / EMBEDDINGS) as temporary:
         save_file({"tangent": model.weight.detach().contiguous()}, temporary)
-    write_json(run.path / "names.json", list(tax.names))
+    write_json(folder / NAMES, list(tax.names))
 
 
 @torch.no_grad()

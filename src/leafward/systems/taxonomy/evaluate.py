@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from leafward.errors import UsageError
+from leafward.errors import UsageError, named
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from leafward.hierarchy import Taxonomy
     from leafward.hierarchy.decisions import RiskCoverage
-    from leafward.intervals import Interval
-    from leafward.recipes._taxonomy_predictions import Predictions
     from leafward.report import Page
+    from leafward.stats.intervals import Interval
+    from leafward.systems.taxonomy.predictions import Predictions
 
 SUMMARY = (
     "Hierarchical metrics of a classifier's labels or probabilities, and of every decision that can be made of them."
@@ -69,9 +69,9 @@ class Args:
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
+    from leafward.data.taxonomy import read_taxonomy
     from leafward.files import write_json
-    from leafward.recipes._taxonomy_inputs import read_taxonomy
-    from leafward.recipes._taxonomy_predictions import read_predictions
+    from leafward.systems.taxonomy.predictions import read_predictions
 
     for flag in ("threshold", "abstain"):
         if not 0.0 <= getattr(args, flag) <= 1.0:
@@ -105,7 +105,6 @@ GIVEN = "as predicted"
 def _fitted(tax: Taxonomy, given: Predictions, args: Args) -> tuple[Taxonomy, Predictions]:
     """The taxonomy in which every class is a leaf, and the predictions in its numbers."""
     from leafward.errors import DataError
-    from leafward.recipes._taxonomy_inputs import named
 
     if given.classes is None:
         if args.restrict:
@@ -131,7 +130,6 @@ def _answers(tax: Taxonomy, given: Predictions, args: Args) -> tuple[dict[str, n
     import numpy as np
 
     from leafward.hierarchy import decide
-    from leafward.recipes._taxonomy_inputs import named
 
     if given.answers is not None:
         return {GIVEN: given.answers[:, 0]}, []
@@ -208,7 +206,7 @@ def _curve_json(curve: RiskCoverage) -> dict[str, Any]:
 
 def _intervals(tax: Taxonomy, chosen: np.ndarray, truth: np.ndarray) -> dict[str, Interval | None]:
     """Intervals over the answered samples (severity: over the wrong answers); F₁, a ratio of means, has none here."""
-    from leafward.intervals import mean_interval, share_interval
+    from leafward.stats.intervals import mean_interval, share_interval
 
     chosen, truth = chosen[chosen >= 0], truth[chosen >= 0]
     if not len(chosen):
@@ -266,7 +264,7 @@ def _write_decisions(path: Path, tax: Taxonomy, given: Predictions, answers: dic
 
 
 def _page(args: Args, result: dict[str, Any], curves: dict[str, RiskCoverage]) -> Page:
-    from leafward.recipes._evaluation_page import how_it_was_run
+    from leafward.engine.evaluation import how_it_was_run
     from leafward.report import Number, Page
 
     page = Page("Hierarchical evaluation", subtitle=f"{args.target} over {args.taxonomy}: {result['taxonomy']}")

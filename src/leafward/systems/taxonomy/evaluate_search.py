@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from leafward.errors import DataError, UsageError, nearest
+from leafward.errors import DataError, UsageError, named, nearest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,9 +52,8 @@ class Args:
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
-    from leafward.recipes._evaluation_page import write_evaluation
-    from leafward.recipes._taxonomy_inputs import named
-    from leafward.recipes.data_index import load
+    from leafward.engine.evaluation import write_evaluation
+    from leafward.systems.taxonomy.index import load
 
     _check(args)
     index, settings = load(args.target)
@@ -140,8 +139,8 @@ def _check_taxonomy(args: Args, index: LorentzIndex) -> None:
 
 def _queries(args: Args, index: LorentzIndex, settings: dict[str, Any]) -> tuple[Any, list[str]]:
     """Lorentz points (B, n+1) and a name for each."""
-    from leafward.recipes._taxonomy_inputs import read_items
-    from leafward.recipes.data_index import to_points
+    from leafward.data.items import read_items
+    from leafward.systems.taxonomy.index import to_points
 
     if args.queries is not None:
         items = read_items(args.queries, vector=True)
@@ -203,8 +202,8 @@ def _show(result: dict[str, Any], console: Console) -> None:
 
 def _scores(args: Args, index: LorentzIndex, found: list[list[dict[str, Any]]]) -> dict[str, Any]:
     """Hierarchical metrics of the neighbours' nodes against the queries' own."""
+    from leafward.data.tables import read_names
     from leafward.hierarchy import metrics
-    from leafward.recipes._taxonomy_inputs import named, read_names
 
     assert args.true is not None
     assert index.taxonomy is not None

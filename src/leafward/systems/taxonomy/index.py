@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from leafward.errors import DataError, UsageError
+from leafward.errors import DataError, UsageError, named
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,10 +51,11 @@ class Args:
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
+    from leafward.data.items import read_items
+    from leafward.data.taxonomy import read_taxonomy
     from leafward.files import write_json
     from leafward.geometry import Lorentz
     from leafward.hierarchy import LorentzIndex
-    from leafward.recipes._taxonomy_inputs import named, read_items, read_taxonomy
 
     _check(args)
     tax = None if args.taxonomy is None else read_taxonomy(args.taxonomy, args.root)
@@ -111,11 +112,11 @@ def to_points(vectors: Any, kind: str, scale: float, c: float) -> Any:
 
 
 def _curvature(args: Args) -> float:
-    from leafward.engine import RunDirectory
+    from leafward.engine import RunDirectory, is_run
 
     if args.c is not None:
         return args.c
-    if (args.embeddings / "config.yaml").is_file():
+    if is_run(args.embeddings):
         return float(RunDirectory.open(args.embeddings).config.get("c", 1.0))
     return 1.0
 

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from leafward.errors import DataError, UsageError, nearest
+from leafward.data.arrays import ARRAYS, checked_matrix, read_arrays
+from leafward.data.tables import read_names, read_table
+from leafward.errors import DataError, UsageError, named, nearest
 from leafward.hierarchy import Taxonomy
-from leafward.recipes._taxonomy_inputs import ARRAYS, checked_matrix, named, read_arrays, read_names, read_table
 
 TRUE, PREDICTED, ID = "true", "predicted", "id"
 

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from leafward.engine.config import to_dict
+from leafward.config import to_dict
 from leafward.files import finite, read_record
 from leafward.geometry import Lorentz
-from leafward.intervals import mean_interval
 from leafward.report import (
     SERIES,
     Estimate,
@@ -26,6 +25,7 @@ from leafward.report import (
     whole_numbers,
 )
 from leafward.report.figures import LIGHT
+from leafward.stats.intervals import mean_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from leafward.engine import RunDirectory
     from leafward.hierarchy import Taxonomy
-    from leafward.recipes._taxonomy_training import Member
-    from leafward.recipes.taxonomy import Config
+    from leafward.systems.taxonomy.config import Config
+    from leafward.systems.taxonomy.embed import Embedded
 
 MOST_DRAWN = 2500
 MOST_NAMED = 40
@@ -58,7 +58,7 @@ RANGES = {
 """Score -> the least and the most that it can be."""
 
 
-def summarise(config: Config, tax: Taxonomy, members: Sequence[Member]) -> dict[str, Any]:
+def summarise(config: Config, tax: Taxonomy, members: Sequence[Embedded]) -> dict[str, Any]:
     """What result.json holds."""
     own = [member for member in members if member.geometry == config.geometry]
     twins = [member for member in members if member.geometry != config.geometry]
@@ -84,7 +84,7 @@ def summarise(config: Config, tax: Taxonomy, members: Sequence[Member]) -> dict[
             "headline": headline,
             "taxonomy": repr(tax),
             "pairs": int(tax.ancestor_counts.sum()) - len(tax),
-            "parameters": members[0].model.weight.numel(),
+            "parameters": members[0].tangent.numel(),
             "members": [member.to_json() for member in members],
             "paired": paired,
             "notes": _notes(config, tax),
@@ -105,7 +105,9 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values))
 
 
-def write(config: Config, tax: Taxonomy, result: dict[str, Any], members: Sequence[Member], run: RunDirectory) -> None:
+def write(
+    config: Config, tax: Taxonomy, result: dict[str, Any], members: Sequence[Embedded], run: RunDirectory
+) -> None:
     """Write report.html in the run directory."""
     environment = read_record(run.path / "env.json")
     page = Page(
@@ -117,7 +119,7 @@ def write(config: Config, tax: Taxonomy, result: dict[str, Any], members: Sequen
         page.note(note)
     page.headline([Number.from_json(number) for number in result["headline"]])
     page.section("Pictures")
-    tangent = members[0].tangent() * config.c**0.5
+    tangent = members[0].tangent * config.c**0.5
     page.figure(disk(tax, tangent), _disk_caption(tax, config, _shrink(tangent)))
     page.figure(radii(tax, members), "Radius against level: mean, and the tenth to the ninetieth percentile.")
     page.figure(losses(members), "Training loss, mean over the pairs.")
@@ -228,7 +230,7 @@ def _disk_caption(tax: Taxonomy, config: Config, shrink: float) -> str:
     )
 
 
-def radii(tax: Taxonomy, members: Sequence[Member]) -> Figure:
+def radii(tax: Taxonomy, members: Sequence[Embedded]) -> Figure:
     """Radius by level, one line for each geometry (its first seed)."""
     figure, axes = new_figure()
     levels = np.arange(tax.depth.max() + 1)
@@ -237,7 +239,7 @@ def radii(tax: Taxonomy, members: Sequence[Member]) -> Figure:
         if member.geometry in drawn:
             continue
         drawn.add(member.geometry)
-        radius = member.tangent().norm(dim=1).numpy()
+        radius = member.tangent.norm(dim=1).numpy()
         groups = [radius[tax.depth == level] for level in levels]
         low, high = (np.array([np.quantile(group, share) for group in groups]) for share in (0.1, 0.9))
         line_with_band(axes, levels, [group.mean() for group in groups], low, high, label=member.geometry, marker="o")
@@ -247,7 +249,7 @@ def radii(tax: Taxonomy, members: Sequence[Member]) -> Figure:
     return figure
 
 
-def losses(members: Sequence[Member]) -> Figure:
+def losses(members: Sequence[Embedded]) -> Figure:
     figure, axes = new_figure()
     for member in members:
         line_with_band(axes, *zip(*member.losses, strict=True), label=f"{member.geometry}, seed {member.seed}")

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leafward import register
+from leafward.data.images import IMAGENET, Pixels
 from leafward.engine.run import CHECKPOINTS, CONFIG, MODEL, RESULT, RunDirectory
 from leafward.errors import DataError, UsageError, nearest, require
-from leafward.tasks.images import IMAGENET, Pixels
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -60,8 +61,7 @@ def size_arguments(model: str, task: str, size: int) -> dict[str, Any]:
 def _timm(model: str) -> Any:
     """The package timm, if it has `model`."""
     timm = require("timm", "vision")
-    import leafward.models  # noqa: F401  (registers HCFormer)
-
+    register("timm")
     if not timm.is_model(model):
         raise UsageError(f"timm has no model {model!r}; {nearest(model, timm.list_models())}")
     return timm
@@ -71,11 +71,11 @@ def build(card: Card) -> nn.Module:
     """The model of a card, untrained: logits for classification, else what its task's module says."""
     timm = _timm(card.model)
     if card.task == "segment":
-        from leafward.tasks.segmentation import SegmentationModel
+        from leafward.systems.vision.segmentation import SegmentationModel
 
         return SegmentationModel(card.model, len(card.classes), card.decoder, card.arguments)
     if card.task == "detect":
-        from leafward.tasks.detection import detector
+        from leafward.systems.vision.detection import detector
 
         return detector(card.model, len(card.classes), card.size, card.arguments, card.decoder, card.pixels)
     return timm.create_model(card.model, num_classes=len(card.classes), **card.arguments)
@@ -124,26 +124,10 @@ def starting_point(init: Path, card: Card, seed: int) -> Path:
     return folder
 
 
-def open_backbone(target: str | Path) -> tuple[Any, Card]:
-    """The HCFormer inside a run, a published model, a checkpoint of a training, or (untrained) by its timm name."""
-    from leafward.models import HCFormer
-
-    if (checkpoint := _checkpoint(Path(target))) is not None:
-        model, card = _open_checkpoint(checkpoint)
-    elif Path(target).is_dir():
-        model, card = open_model(target)
-    else:
-        import timm
-
-        name = str(target).removeprefix("timm:")
-        if not name.startswith("hcformer") or not timm.is_model(name):
-            known = timm.list_models("hcformer*")
-            raise UsageError(f"{target} is neither a folder nor a model that has clusters; {nearest(name, known)}")
-        model, card = timm.create_model(name).eval(), Card(task="classify", model=name)
-    for module in model.modules():
-        if isinstance(module, HCFormer):
-            return module, card
-    raise UsageError(f"{target} is a {card.model}, which does not cluster; explain needs an HCFormer")
+def open_trained(folder: Path) -> tuple[nn.Module, Card]:
+    """The model of a run, of a published model's folder, or of a checkpoint of a training, and its card."""
+    checkpoint = _checkpoint(folder)
+    return open_model(folder) if checkpoint is None else _open_checkpoint(checkpoint)
 
 
 def _checkpoint(folder: Path) -> Path | None:
@@ -160,9 +144,10 @@ def _checkpoint(folder: Path) -> Path | None:
 
 def _open_checkpoint(folder: Path) -> tuple[nn.Module, Card]:
     """The model of a checkpoint, built by the configuration of the run that it lies in; its data name the classes."""
-    from leafward.engine import load_weights, load_yaml
-    from leafward.recipes._hcformer_train import card_of, make_task
-    from leafward.recipes.hcformer import Config
+    from leafward.config import load_yaml
+    from leafward.engine import load_weights
+    from leafward.systems.vision.config import Config
+    from leafward.systems.vision.train import card_of, make_task
 
     config = load_yaml(Config, folder.parent.parent / CONFIG)
     card = card_of(config, make_task(config))

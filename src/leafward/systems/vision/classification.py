@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -12,11 +13,13 @@ import torch.nn.functional as F
 from timm.data import Mixup, create_transform
 from torch import Tensor, nn
 
+from leafward.config import checked
+from leafward.data.images import IMAGENET, ImageSet, ImageSets, check, check_classes
 from leafward.engine import Loss
 from leafward.errors import DataError, UsageError
+from leafward.geometry.scalars import wide
 from leafward.hierarchy import Taxonomy, metrics
-from leafward.tasks.augment import Augment
-from leafward.tasks.images import IMAGENET, ImageSet, ImageSets, check, check_classes
+from leafward.systems.vision.augment import Augment
 
 
 class Pictures:
@@ -64,7 +67,7 @@ class Classification:
         batch: int = 64,
         taxonomy: Taxonomy | None = None,
     ) -> None:
-        augment = augment or Augment()
+        augment = checked(Augment, augment or Augment())
         self.sets, self.taxonomy, self.batch = sets, taxonomy, batch
         self.classes = sets.train.classes
         if taxonomy is not None:
@@ -99,10 +102,14 @@ class Classification:
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         images, labels = batch
         targets: Tensor = labels
-        # timm mixes the images of a batch in pairs, so a last odd batch stays as it is.
-        if self.mix is not None and len(images) % 2 == 0:
+        if self.mix is not None:
+            if len(images) % 2:
+                raise UsageError(
+                    "augment.mixup and augment.cutmix mix images in pairs: loop.micro_batch (without it, "
+                    f"loop.batch_size / ranks) must be even, not {len(images)}"
+                )
             images, targets = self.mix(images, labels)
-        logits = model(images).float()
+        logits = wide(model(images))
         smoothing = self.smoothing if targets is labels else 0.0  # mixed targets are smoothed already
         total = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
         right = (logits.argmax(dim=1) == labels).sum()
@@ -123,14 +130,14 @@ class Classification:
         loader = torch.utils.data.DataLoader(self.held_out, batch_size=self.batch)  # type: ignore[arg-type]
         logits, labels = [], []
         for images, label in loader:
-            logits.append(model(images.to(device)).float().cpu())
+            logits.append(wide(model(images.to(device))).cpu())
             labels.append(label)
         return Predictions(torch.cat(logits), torch.cat(labels))
 
 
 def _augmentation(augment: Augment, common: dict[str, Any]) -> Any:
     try:
-        return create_transform(
+        transform: Any = create_transform(
             **common,
             is_training=True,
             scale=augment.scale,
@@ -142,6 +149,24 @@ def _augmentation(augment: Augment, common: dict[str, Any]) -> Any:
         )
     except (AssertionError, KeyError, ValueError) as error:  # as timm refuses a policy
         raise UsageError(f"augment.auto is {augment.auto!r}, which timm does not take: {error}") from None
+    for operation in operations(transform):
+        if operation.name.startswith("Posterize"):
+            operation.aug_fn = partial(_posterize_visibly, operation.aug_fn)
+    return transform
+
+
+def operations(transform: Any) -> Iterator[Any]:
+    """timm's operations (`AugmentOp`) that an automatic augmentation inside `transform` chooses from."""
+    for step in transform.transforms:
+        yield from getattr(step, "ops", ())  # RandAugment, AugMix
+        for pair in getattr(step, "policy", ()):  # AutoAugment
+            yield from pair
+
+
+def _posterize_visibly(posterize: Callable[..., Any], image: Any, bits: int, **options: Any) -> Any:
+    """Keep at least one bit of each colour. At the strongest level timm asks for none, which Pillow 13 refuses and
+    which made a black image before; RandAugment's own code in TensorFlow keeps one there, as it shifts by 7 at most."""
+    return posterize(image, max(1, bits), **options)
 
 
 def _check_taxonomy(taxonomy: Taxonomy, classes: Sequence[str]) -> None:

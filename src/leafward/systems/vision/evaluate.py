@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from leafward.config import replace
 from leafward.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from torch import nn
 
-    from leafward.recipes.hcformer import Config
+    from leafward.systems.vision.config import Config
 
 SUMMARY = "Accuracy, mean IoU or COCO AP of vision models, on the run's held-out data or on others."
 
@@ -38,10 +39,10 @@ class Args:
 
 def run(args: Args, console: Console) -> dict[str, Any]:
     """Score every model of the target; returns what the file holds."""
-    from leafward.recipes import _hcformer_report as report
-    from leafward.recipes._hcformer_model import open_model
-    from leafward.recipes._hcformer_train import make_task
-    from leafward.recipes._vision_evaluation import conclude, measure
+    from leafward.systems.vision import report
+    from leafward.systems.vision.build import open_model
+    from leafward.systems.vision.evaluation import conclude, measure
+    from leafward.systems.vision.train import make_task
 
     def open_classes(folder: Path) -> tuple[nn.Module, list[str]]:
         model, card = open_model(folder)
@@ -56,11 +57,12 @@ def run(args: Args, console: Console) -> dict[str, Any]:
 
 def _config(args: Args) -> Config:
     """The run's own configuration, or one that fits a published model, with the data that were asked for."""
-    from leafward.engine import load_published, load_yaml
-    from leafward.recipes._hcformer_model import Card
-    from leafward.recipes.hcformer import Config
+    from leafward.config import load_yaml
+    from leafward.engine import is_run, load_published
+    from leafward.systems.vision.build import Card
+    from leafward.systems.vision.config import Config
 
-    if (args.target / "config.yaml").is_file():
+    if is_run(args.target):
         config = load_yaml(Config, args.target / "config.yaml")
     elif args.data is None:
         raise UsageError(f"{args.target} is a model, not a run: give --data to score it on")

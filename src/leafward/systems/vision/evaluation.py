@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import nn
 
-    from leafward.recipes._hcformer_train import VisionTask
+    from leafward.systems.vision.train import VisionTask
 
 Record = Mapping[str, Any]
 
@@ -51,11 +51,11 @@ def conclude(
     title: str, args: Any, data: str | None, results: Sequence[Record], headline: Sequence[Record], console: Console
 ) -> dict[str, Any]:
     """Show the scores of every model and write them, by default into the target; returns what the file holds."""
+    from leafward.engine.evaluation import write_evaluation
     from leafward.files import finite
-    from leafward.recipes._evaluation_page import write_evaluation
-    from leafward.recipes._hcformer_report import NAMES
     from leafward.report import Number, Page
     from leafward.report.number import format_value
+    from leafward.systems.vision.report import NAMES
 
     scores = {each["name"]: each["scores"] for each in results}
     for name, values in scores.items():

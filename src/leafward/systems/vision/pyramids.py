@@ -9,7 +9,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-import leafward.models  # noqa: F401  (registers HCFormer)
+from leafward import register
 from leafward.errors import UsageError, nearest
 
 LEVELS = 4
@@ -17,6 +17,7 @@ LEVELS = 4
 
 def any_size(model: str) -> dict[str, Any]:
     """The arguments with which a timm model takes images of any size; none where it does so anyway."""
+    register("timm")
     if not timm.is_model(model):
         raise UsageError(f"timm has no model {model!r}; {nearest(model, timm.list_models())}")
     known = timm.get_pretrained_cfg(model)

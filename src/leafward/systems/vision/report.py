@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from leafward.engine.config import to_dict
+from leafward.config import to_dict
 from leafward.files import read_record
-from leafward.intervals import Interval, mean_interval, share_interval
-from leafward.recipes._members import with_twins_named
 from leafward.report import SERIES, Number, Page, legend, new_figure
+from leafward.report.number import with_twins_named
+from leafward.stats.intervals import Interval, mean_interval, share_interval
 
 if TYPE_CHECKING:
-    from leafward.recipes.hcformer import Config
+    from leafward.systems.vision.config import Config
 
 Record = Mapping[str, Any]
 NAMES = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,43 +9,85 @@ import numpy as np
 import torch
 from torch import nn
 
-from leafward.engine import Cluster, RunDirectory, fit, publish, session
+from leafward.config import checked, replace
+from leafward.data.images import IMAGENET, Pixels
+from leafward.engine import Cluster, Experiment, Member, RunDirectory, fit, publish, session
+from leafward.engine.experiment import by_geometry, curves
 from leafward.errors import DataError, UsageError
 from leafward.files import finite, replacing
-from leafward.recipes import _hcformer_report as report
-from leafward.recipes._hcformer_model import Card, build, open_model, size_arguments, starting_point
-from leafward.recipes._members import Member, by_geometry, create_run, finish, plan, train_members
-from leafward.recipes.hcformer import MAY_CHANGE, Config
-from leafward.tasks.images import IMAGENET, Pixels
+from leafward.systems.vision import report
+from leafward.systems.vision.build import Card, build, open_model, size_arguments, starting_point
+from leafward.systems.vision.config import MAY_CHANGE, Config, check
 
 if TYPE_CHECKING:
-    from leafward.tasks.classification import Classification
-    from leafward.tasks.detection import Detection
-    from leafward.tasks.segmentation import Segmentation
+    from leafward.systems.vision.classification import Classification
+    from leafward.systems.vision.detection import Detection
+    from leafward.systems.vision.segmentation import Segmentation
 
     VisionTask = Classification | Segmentation | Detection
 
 UNITS = "held_out.npy"
 
 
-def train(config: Config, out: Path, *, resume: bool, overwrite: bool) -> dict[str, Any]:
-    """The whole recipe, on every rank. Settings and data are looked at before anything is written or removed."""
-    with session(config.loop.device) as cluster:
-        task = make_task(config)
-        arms = arms_of(config)
-        for arm in arms.values():
-            started(arm, card_of(arm, task))
+class Training(Experiment[Config]):
+    """Both geometries and several seeds on the same data."""
+
+    recipe, may_change, leftovers = "vision", MAY_CHANGE, (UNITS,)
+
+    def __init__(self, config: Config, cluster: Cluster) -> None:
+        super().__init__(config, cluster)
+        self.task = make_task(config)
+        for arm in self.arms().values():
+            started(arm, card_of(arm, self.task))
         if config.check:
-            cluster.on_main(task.check)
-        members = plan(config, arms, out)
-        run = _create(cluster, out, config, resume=resume, overwrite=overwrite)
-        results = train_members(
-            members,
-            run,
-            partial(_create, cluster),
-            lambda member, own: _train_member(member, task, cluster, own, out),
-        )
-        return cluster.on_main(lambda: _conclude(config, run, task, members, results))
+            cluster.on_main(self.task.check)
+
+    def arms(self) -> dict[str, Config]:
+        return arms_of(self.config)
+
+    def seeds(self) -> range:
+        return range(self.config.loop.seed, self.config.loop.seed + self.config.seeds)
+
+    def train(self, member: Member[Config], run: RunDirectory, cluster: Cluster) -> dict[str, Any]:
+        """Train one model, publish it and score it."""
+        config = member.config
+        card = card_of(config, self.task)
+        model = started(config, card)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        fitted = fit(model, self.task, config.loop, config.optim, run, cluster)
+        publish(model, member.model, card, cluster)
+
+        record = {"geometry": config.geometry, "parameters": parameters, "step": fitted.best_step or fitted.step}
+        return scored(member, self.task, model, cluster, self.out, record)
+
+    def conclude(
+        self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        units = [read_units(member.path) for member in members]
+        result = finite(report.result(self.config.geometry, self.task.monitor, results, units))
+        return result | {"data": {"classes": self.task.classes}}
+
+    def page(self, run: RunDirectory, members: list[Member[Config]], result: dict[str, Any]) -> None:
+        report.write(self.config, self.task.monitor, result, curves(members), run.path)
+
+
+def run(
+    config: Config,
+    out: Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    training: type[Training] = Training,
+) -> dict[str, Any]:
+    """Check the data, train, publish and score in the run directory `out`; returns what result.json holds.
+
+    Start it with torchrun for several ranks. Raises `engine.Interrupted` after SIGTERM or SIGINT, once everything is
+    saved; the same call with `resume` goes on from there. `training` may be a special kind of this one.
+    """
+    config = checked(Config, config)
+    check(config)
+    with session(config.loop.device, config.loop.timeout) as cluster:
+        return training(config, cluster).run(out, resume=resume, overwrite=overwrite)
 
 
 def arms_of(config: Config) -> dict[str, Config]:
@@ -73,18 +113,20 @@ def make_task(config: Config, pixels: Pixels = IMAGENET) -> VisionTask:
     assert source is not None
     batch = config.loop.micro_batch or config.loop.batch_size
     if config.task == "segment":
-        from leafward.tasks.segmentation import Segmentation, load_scenes
+        from leafward.data.scenes import load_scenes
+        from leafward.systems.vision.segmentation import Segmentation
 
         scenes = load_scenes(source, config.ignore, config.held_out, config.loop.seed)
         chosen = {"hflip": config.augment.hflip, "sliding": config.sliding, "pixels": pixels}
         return Segmentation(scenes, config.size, config.decoder, **chosen)
     if config.task == "detect":
-        from leafward.tasks.detection import Detection, load_objects
+        from leafward.data.boxes import load_objects
+        from leafward.systems.vision.detection import Detection
 
         return Detection(load_objects(source, config.held_out, config.loop.seed), hflip=config.augment.hflip)
+    from leafward.data.images import load_images
     from leafward.hierarchy import Taxonomy
-    from leafward.tasks.classification import Classification
-    from leafward.tasks.images import load_images
+    from leafward.systems.vision.classification import Classification
 
     taxonomy = None if config.taxonomy is None else Taxonomy.load(config.taxonomy)
     sets = load_images(source, config.held_out, config.loop.seed)
@@ -112,40 +154,24 @@ def card_of(config: Config, task: VisionTask) -> Card:
     )
 
 
-def _create(cluster: Cluster, path: Path, config: Config, *, resume: bool, overwrite: bool) -> RunDirectory:
-    settings = {"recipe": "hcformer", "may_change": MAY_CHANGE, "leftovers": (UNITS,)}
-    return create_run(RunDirectory, cluster, path, config, resume=resume, overwrite=overwrite, **settings)
-
-
-def _train_member(
-    member: Member[Config], task: VisionTask, cluster: Cluster, run: RunDirectory, out: Path
-) -> dict[str, Any]:
-    """Train one model, publish it and score it."""
-    config = member.config
-    card = card_of(config, task)
-    model = started(config, card)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    fitted = fit(model, task, config.loop, config.optim, run, cluster)
-    publish(model, member.model, card, cluster)
-
-    record = {"geometry": config.geometry, "parameters": parameters, "step": fitted.best_step or fitted.step}
-    return cluster.on_main(lambda: scored(member, task, model, run, out, record))
-
-
 def scored(
-    member: Member[Any], task: VisionTask, model: nn.Module, run: RunDirectory, out: Path, record: dict[str, Any]
+    member: Member[Any], task: VisionTask, model: nn.Module, cluster: Cluster, out: Path, record: dict[str, Any]
 ) -> dict[str, Any]:
-    """The result of a trained member: `record`, its scores, and in a file of their own those of each image."""
+    """The result of a trained member: `record`, its scores, and in a file of their own those of each image.
+
+    Every rank measures, because a sharded model answers on all of them together; the first writes.
+    """
     model.eval()
     scores, units = task.measure(model)
-    if units is not None:
-        with replacing(member.path / UNITS) as temporary, open(temporary, "wb") as file:
-            np.save(file, units)
+
+    def write() -> None:
+        if units is not None:
+            with replacing(member.path / UNITS) as temporary, open(temporary, "wb") as file:
+                np.save(file, units)
+
+    cluster.on_main(write)
     place = str(member.model.relative_to(out))
-    result = finite({"name": member.name, "seed": member.config.loop.seed, **record, "model": place, "scores": scores})
-    if not member.alone:
-        run.finish(result)
-    return result
+    return finite({"name": member.name, "seed": member.seed, **record, "model": place, "scores": scores})
 
 
 def load_backbone(model: nn.Module, source: Path) -> None:
@@ -176,17 +202,6 @@ def backbone_of(model: nn.Module) -> nn.Module:
     if getattr(inner, "whole", None) is not None:  # a model of segmentation_models_pytorch
         inner = inner.whole.encoder.model
     return getattr(inner, "model", inner)  # as does timm's feature pyramid
-
-
-def _conclude(
-    config: Config, run: RunDirectory, task: VisionTask, members: list[Member[Config]], results: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """Put the members together, write result.json and report.html."""
-    units = [read_units(member.path) for member in members]
-    curves = {member.name: RunDirectory.open(member.path).metrics() for member in members}
-    result = finite(report.result(config.geometry, task.monitor, results, units))
-    result["data"] = {"classes": task.classes}
-    return finish(run, result, lambda: report.write(config, task.monitor, result, curves, run.path))
 
 
 def read_units(path: Path) -> np.ndarray | None:

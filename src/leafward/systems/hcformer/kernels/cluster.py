@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from leafward.nn.kernels._cluster_patches import patches_backward, patches_forward
-from leafward.nn.kernels._cluster_windows import windows_backward, windows_forward
-from leafward.nn.kernels._launch import operator
+from leafward.nn.kernels.launch import operator
+from leafward.systems.hcformer.kernels.patches import patches_backward, patches_forward
+from leafward.systems.hcformer.kernels.windows import windows_backward, windows_forward
 
 
 @operator

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-SQUARE_FLOOR = tl.constexpr(1e-12)  # as in leafward.nn.cluster_mixer
+SQUARE_FLOOR = tl.constexpr(1e-12)  # as in leafward.systems.hcformer.mixer
 _LEAST = 16  # of each side of a matrix product
 
 
@@ -46,7 +46,7 @@ def write_rows(ptr, start, exists, rows, D: tl.constexpr, DEEP: tl.constexpr):
 @triton.jit
 def regions(height, width, K: tl.constexpr, WIDE: tl.constexpr):
     """Of K² centres, over and over (WIDE,): where the rows and columns of their tokens begin and end, as `_regions` of
-    `leafward.nn.cluster_mixer` has it, and how many tokens those are."""
+    `leafward.systems.hcformer.mixer` has it, and how many tokens those are."""
     i, j = tl.arange(0, WIDE) % (K * K) // K, tl.arange(0, WIDE) % K
     top, bottom = i * height // K, ((i + 1) * height + K - 1) // K
     left, right = j * width // K, ((j + 1) * width + K - 1) // K

@@ -22,8 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leafward.nn.kernels._image_norm import norm_backward
-from leafward.nn.kernels._launch import operator, wrap_triton
+from leafward.nn.kernels.launch import operator, wrap_triton
+from leafward.systems.hcformer.kernels.norm import norm_backward
 
 _ROWS = 64
 _CHUNK = 64

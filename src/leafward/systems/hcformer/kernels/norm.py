@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leafward.nn.kernels._launch import operator, single, tile, wrap_triton
+from leafward.nn.kernels.launch import operator, single, tile, wrap_triton
 
 _STRIP = {"BLOCK": 64, "ROWS": 32, "STEPS": 4, "num_warps": 4}
 """Channels, places at a time, times and warps of a program that sums over places."""

@@ -23,8 +23,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leafward.nn.kernels import most_tokens
-from leafward.nn.kernels._cluster_common import (
+from leafward.nn.kernels.launch import programs, wrap_triton
+from leafward.systems.hcformer.kernels import most_tokens
+from leafward.systems.hcformer.kernels.common import (
     SQUARE_FLOOR,
     exchange_back,
     gathered,
@@ -35,7 +36,6 @@ from leafward.nn.kernels._cluster_common import (
     tile_sizes,
     write_rows,
 )
-from leafward.nn.kernels._launch import programs, wrap_triton
 
 TILE_TOKENS, TILE_CENTRES = 64, 16
 """Small windows go together as long as they fit this."""

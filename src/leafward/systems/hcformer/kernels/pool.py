@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leafward.nn.kernels import MOST_CENTRES
-from leafward.nn.kernels._cluster_common import product, regions
-from leafward.nn.kernels._launch import operator, wrap_triton
+from leafward.nn.kernels.launch import operator, wrap_triton
+from leafward.systems.hcformer.kernels import MOST_CENTRES
+from leafward.systems.hcformer.kernels.common import product, regions
 
 _GROUPS = 8
 """For one program, forward; back it has one."""

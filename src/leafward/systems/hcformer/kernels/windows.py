@@ -2,9 +2,9 @@
 
     A = softmax_m(−a asinh √S_nm + b_nm),   S = sinh²((ρ_n − ρ_m)/2) + sinh ρ_n sinh ρ_m sin²(θ_nm/2),   ρ = r|f|,
 
-is −α times the Lorentz distance by `leafward.nn.cluster_mixer.tangent_distances`, for a = 2α/√c and r = √c s; without r
-it is a cos θ. Here 4 sin²(θ/2) is the sum of squared differences of unit vectors, channel by channel, which does
-not cancel and so needs no float64. Aggregate and dispatch are those of the patch level.
+is −α times the Lorentz distance by `leafward.geometry.pairs.tangent_distances`, for a = 2α/√c and
+r = √c s; without r it is a cos θ. Here 4 sin²(θ/2) is the sum of squared differences of unit vectors, channel by
+channel, which does not cancel and so needs no float64. Aggregate and dispatch are those of the patch level.
 
 Back: ∂cos θ/∂f_n = (y − cos θ x)/|f_n| with x, y the unit vectors.
 """
@@ -23,7 +23,8 @@ import triton.language as tl
 from torch import Tensor
 
 from leafward.geometry.scalars import largest, tiny
-from leafward.nn.kernels._cluster_common import (
+from leafward.nn.kernels.launch import programs, wrap_triton
+from leafward.systems.hcformer.kernels.common import (
     SQUARE_FLOOR,
     exchange_back,
     gathered,
@@ -33,7 +34,6 @@ from leafward.nn.kernels._cluster_common import (
     tile_sizes,
     write_rows,
 )
-from leafward.nn.kernels._launch import programs, wrap_triton
 
 _FARTHEST = tl.constexpr(math.asinh(largest(torch.float32)))
 _TINY = tl.constexpr(tiny(torch.float32))
@@ -124,6 +124,18 @@ def _square(rho, sigma, lateral):
 
 
 @triton.jit
+def _distance_back(dsimilar, square, rho, sigma, lateral):
+    """Gradients of −asinh √S in the radii ρ and σ and in cos θ."""
+    steep = tl.sqrt(square) * tl.sqrt(1.0 + square)  # apart, because the square of the square may overflow
+    # Equal points: the root has gradient zero there.
+    dsquare = tl.where(square > 0.0, -0.5 * dsimilar / tl.where(steep > 0.0, steep, 1.0), 0.0)
+    across_both, apart = _sinh(rho) * _sinh(sigma), 0.5 * _sinh(rho - sigma)
+    drho = tl.sum(dsquare * (apart + _cosh(rho) * _sinh(sigma) * lateral), axis=1)
+    dsigma = tl.sum(dsquare * (_sinh(rho) * _cosh(sigma) * lateral - apart), axis=0)
+    return drho, dsigma, -0.5 * dsquare * across_both  # sin²(θ/2) is (1 − cos θ)/2
+
+
+@triton.jit
 def _forward(
     e_ptr, sharpness_ptr, reach_ptr, bias_ptr, out_ptr, down, across,
     K: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, LORENTZ: tl.constexpr,
@@ -192,18 +204,12 @@ def _backward(
         dsimilar = sharpness * dlogits
         dlength, dcentre_length = tl.zeros((TALL,), tl.float32), tl.zeros((WIDE,), tl.float32)
         if LORENTZ:
-            steep = tl.sqrt(square) * tl.sqrt(1.0 + square)  # apart, because the square of the square may overflow
-            # Equal points: the root has gradient zero there.
-            dsquare = tl.where(square > 0.0, -0.5 * dsimilar / tl.where(steep > 0.0, steep, 1.0), 0.0)
-            across_both, apart = _sinh(rho) * _sinh(sigma), 0.5 * _sinh(rho - sigma)
-            drho = tl.sum(dsquare * (apart + _cosh(rho) * _sinh(sigma) * lateral), axis=1)
-            dsigma = tl.sum(dsquare * (_sinh(rho) * _cosh(sigma) * lateral - apart), axis=0)
+            drho, dsigma, dsimilar = _distance_back(dsimilar, square, rho, sigma, lateral)
             drho = tl.where(reach * length < _FARTHEST, drho, 0.0)
             dsigma = tl.where(reach * centre_length < _FARTHEST, dsigma, 0.0)
             dreach += drho * length
             dreach_centre += dsigma * centre_length
             dlength, dcentre_length = reach * drho, reach * dsigma
-            dsimilar = -0.5 * dsquare * across_both  # of cos θ, of which sin²(θ/2) is (1 − cos θ)/2
         x, y = f * inverse[:, None], centre * centre_inverse[:, None]
         pull = dsimilar * cosine
         dx = (product(dsimilar, y, tl.float32) - x * tl.sum(pull, axis=1)[:, None]) * inverse[:, None]

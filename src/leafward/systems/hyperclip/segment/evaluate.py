@@ -18,7 +18,7 @@ SUMMARY = "mIoU of an open-vocabulary segmenter on its held-out scenes, or on sc
 @dataclass
 class Args:
     target: Annotated[Path, tyro.conf.Positional]
-    """A finished run of leafward train segmenter."""
+    """A finished run of leafward train hyperclip --task segment."""
     data: Path | None = None
     """Scenes with masks, whose held-out part is scored; classes.txt names their classes. None: the run's own."""
     ignore: int | Literal["run"] | None = "run"
@@ -32,12 +32,12 @@ class Args:
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
+    from leafward.data.scenes import check, load_scenes, score
+    from leafward.engine.devices import device_of
+    from leafward.engine.evaluation import evaluation_page, write_evaluation
     from leafward.errors import need
-    from leafward.recipes._devices import device_of
-    from leafward.recipes._evaluation_page import evaluation_page, write_evaluation
-    from leafward.recipes._segmenter import headline, iou_rows, open_run
-    from leafward.tasks.open_vocabulary import class_ious, confusions
-    from leafward.tasks.segmentation import check, load_scenes, score
+    from leafward.systems.hyperclip.segment.model import headline, iou_rows, open_run
+    from leafward.systems.hyperclip.segment.task import class_ious, confusions
 
     need(args.most is None or args.most >= 1, "--most", "an integer ≥ 1, or None", args.most)
     config, model = open_run(args.target)

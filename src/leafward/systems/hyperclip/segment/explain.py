@@ -19,7 +19,7 @@ SUMMARY = "Segmentation of photos into any list of words, drawn over them, as PN
 @dataclass
 class Args:
     target: Annotated[Path, tyro.conf.Positional]
-    """A finished run of leafward train segmenter."""
+    """A finished run of leafward train hyperclip --task segment."""
     images: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Photos."""
     words: tuple[str, ...] = ()
@@ -35,13 +35,13 @@ class Args:
 def run(args: Args, console: Console) -> dict[str, Any]:
     import torch
 
-    from leafward.adapters.encoders import open_image
+    from leafward.data.image_files import read_image
+    from leafward.engine.devices import device_of
     from leafward.files import replacing
-    from leafward.recipes._devices import device_of
-    from leafward.recipes._segmenter import open_run
-    from leafward.recipes._segmenter_drawing import bars, overlay, png
     from leafward.report import Page
-    from leafward.tasks.open_vocabulary import as_bytes, segment
+    from leafward.systems.hyperclip.segment.figures import bars, overlay, png
+    from leafward.systems.hyperclip.segment.model import open_run
+    from leafward.systems.hyperclip.segment.task import as_bytes, segment
 
     if not args.images or not args.words:
         raise UsageError("give at least one photo and --words")
@@ -55,7 +55,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     page = Page("What is where", subtitle=f"{args.target}: {', '.join(args.words)}")
     drawn = []
     for index, path in enumerate(args.images):  # photos of different folders may be called alike
-        image = as_bytes(open_image(path))
+        image = as_bytes(read_image(path))
         places = segment(model, image, text, config.size, args.background)
         data = png(overlay(image.permute(1, 2, 0).numpy(), places.numpy(), len(args.words)))
         file = args.out / f"{index:03d}-{path.stem}-segments.png"

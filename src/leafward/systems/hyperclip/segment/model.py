@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from leafward.adapters import adapters, from_pretrained, load_encoder, save_pretrained, trainable_parameters
-from leafward.engine import RunDirectory, from_dict, load_published, publish
-from leafward.engine.config import to_dict
+from leafward.adapters import adapters, from_pretrained, save_pretrained, trainable_parameters
+from leafward.config import checked, to_dict
+from leafward.data.scenes import SceneSets
+from leafward.encoders import load_encoder
+from leafward.engine import RunDirectory, load_published, publish
 from leafward.errors import UsageError
-from leafward.recipes._hyperclip_training import adapt
-from leafward.recipes._segmenter_drawing import MOST_BARS, bars, overlay, png
 from leafward.report import Number, Page
-from leafward.tasks.open_vocabulary import Segmenter, as_bytes, segment
-from leafward.tasks.segmentation import SceneSets
+from leafward.systems.hyperclip.methods import adapt
+from leafward.systems.hyperclip.segment.figures import MOST_BARS, bars, overlay, png
+from leafward.systems.hyperclip.segment.task import Segmenter, as_bytes, segment
 
 if TYPE_CHECKING:
-    from leafward.recipes.segmenter import Config
+    from leafward.systems.hyperclip.segment.config import Config
 
 SHOWN = 4
 """Held-out scenes on the page."""
@@ -65,12 +66,12 @@ def save(config: Config, model: Segmenter, folder: Path) -> None:
 
 def open_run(path: Path) -> tuple[Config, Segmenter]:
     """The trained segmenter of a run directory."""
-    from leafward.recipes.segmenter import Config
+    from leafward.systems.hyperclip.segment.config import Config
 
     run = RunDirectory.open(path)
     if run.recipe != "segmenter" or not run.finished:
-        raise UsageError(f"{path} is not a finished run of leafward train segmenter")
-    config = from_dict(Config, run.config)
+        raise UsageError(f"{path} is not a finished run of leafward train hyperclip --task segment")
+    config = checked(Config, run.config)
     return config, open_model(config, path)
 
 

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from leafward.adapters.encoders import Encoder, HuggingFaceEncoder
-from leafward.adapters.scores import Score, similarity
+from leafward.data.scenes import IGNORED, SceneSets, check, confusion, score
+from leafward.encoders.encoder import Encoder, HuggingFaceEncoder
+from leafward.encoders.scores import Score, similarity
 from leafward.engine import Loss
 from leafward.errors import UsageError, need
-from leafward.tasks.cost_aggregation import CostAggregation
-from leafward.tasks.segmentation import IGNORED, SceneSets, check, confusion, score
+from leafward.geometry.scalars import wide
+from leafward.systems.hyperclip.segment.cost_aggregation import CostAggregation
 
 TEMPLATES = ("a photo of a {} in the scene.",)
 MOST_CLASSES = 256
@@ -84,7 +85,7 @@ class Segmenter(nn.Module):
                 key: self.encoder.tokenize([t.replace("{}", word) for word in words for t in self.templates])
             }
         tokens = {name: tensor.to(self.encoder.device) for name, tensor in self._tokens[key].items()}
-        features = self.encoder._text(tokens).float().unflatten(0, (len(words), len(self.templates)))
+        features = wide(self.encoder._text(tokens)).unflatten(0, (len(words), len(self.templates)))
         if len(self.templates) == 1:
             return features.squeeze(1)  # with its norm
         return F.normalize(features, dim=-1).mean(dim=1)
@@ -122,7 +123,7 @@ def dense_features(model: Any, pixels: Tensor) -> tuple[Tensor, list[Tensor]]:
     out = value + states[:, :1]
     out = out + last.mlp(last.layer_norm2(out))
     features = model.visual_projection(vision.post_layernorm(out[:, 1:]))
-    return features.unflatten(1, grid).float(), maps
+    return wide(features.unflatten(1, grid)), maps
 
 
 def mask_loss(logits: Tensor, masks: Tensor) -> Loss:
@@ -130,7 +131,7 @@ def mask_loss(logits: Tensor, masks: Tensor) -> Loss:
 
     Ignored pixels are masked out; the published loss takes them as pixels of no class.
     """
-    logits = F.interpolate(logits.float(), size=masks.shape[-2:], mode="bilinear", align_corners=False)
+    logits = F.interpolate(wide(logits), size=masks.shape[-2:], mode="bilinear", align_corners=False)
     valid = masks != IGNORED
     own = logits.gather(1, torch.where(valid, masks, 0).long().unsqueeze(1)).squeeze(1)
     # softplus(l) − y l, summed over classes: the targets y, as large as the logits, need not be made.
@@ -147,12 +148,11 @@ def probabilities(model: Segmenter, image: Tensor, words: Sequence[str] | Tensor
     Texts are encoded once for all views, or not at all where `words` are their features (T, d)."""
     fits = isinstance(image, Tensor) and image.dtype == torch.uint8 and image.ndim == 3 and len(image) == 3
     need(fits, "image", "bytes (3, H, W)", tuple(image.shape) if isinstance(image, Tensor) else image)
-    device = next(model.parameters()).device
-    pixels = model.prepare(image).to(device).unsqueeze(0)
+    pixels = model.prepare(image).to(model.encoder.device, model.encoder.dtype).unsqueeze(0)
     text = words if isinstance(words, Tensor) else model.text(words)
 
     def look(x: Tensor) -> Tensor:
-        return F.interpolate(model(x, text).float(), size=x.shape[-2:], mode="bilinear", align_corners=False).sigmoid()
+        return F.interpolate(wide(model(x, text)), size=x.shape[-2:], mode="bilinear", align_corners=False).sigmoid()
 
     def resized(x: Tensor, side: int) -> Tensor:
         return F.interpolate(x, size=(side, side), mode="bilinear", align_corners=False, antialias=True)

@@ -4,10 +4,18 @@ A host turns images and classes into features and logits and brings its own loss
 of any of them. Prompts act on tokens inside a CLIP model, or on cached features.
 """
 
-from leafward.adapters.prompts.features import FeaturePrompts
-from leafward.adapters.prompts.host import Host, Output
-from leafward.adapters.prompts.hosts import ClipAdapter, Coop, MaPLe, PromptKD, PromptSRC, TipAdapter, ZeroShot
-from leafward.adapters.prompts.tokens import TokenPrompts
+from leafward.systems.lathadapter.prompts.features import FeaturePrompts
+from leafward.systems.lathadapter.prompts.host import Host, Output
+from leafward.systems.lathadapter.prompts.hosts import (
+    ClipAdapter,
+    Coop,
+    MaPLe,
+    PromptKD,
+    PromptSRC,
+    TipAdapter,
+    ZeroShot,
+)
+from leafward.systems.lathadapter.prompts.tokens import TokenPrompts
 
 __all__ = [
     "ClipAdapter",

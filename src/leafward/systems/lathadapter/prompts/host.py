@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from leafward.geometry.scalars import wide
+
 
 @dataclass(frozen=True)
 class Output:
@@ -48,8 +50,8 @@ class Prompted(Protocol):
 
 
 def cosine(image: Tensor, text: Tensor) -> Tensor:
-    """Cosines in float32: (B, d), (C, d) -> (B, C)."""
-    return F.normalize(image.float(), dim=-1) @ F.normalize(text.float(), dim=-1).mT
+    """Cosines in float32 or better: (B, d), (C, d) -> (B, C)."""
+    return F.normalize(wide(image), dim=-1) @ F.normalize(wide(text), dim=-1).mT
 
 
 class Host(nn.Module):

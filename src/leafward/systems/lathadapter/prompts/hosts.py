@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from leafward.adapters.prompts.features import Bottleneck, Plain
-from leafward.adapters.prompts.host import Host, Output, cosine
 from leafward.errors import UsageError
+from leafward.geometry.scalars import wide
+from leafward.systems.lathadapter.prompts.features import Bottleneck, Plain
+from leafward.systems.lathadapter.prompts.host import Host, Output, cosine
 
 
 class ZeroShot(Host):
@@ -58,7 +59,7 @@ class PromptSRC(Host):
         if self.average is not None and self.training:
             self.average.update(self)
         with torch.no_grad():
-            image, text = self.prompted.frozen_image(images).float(), self.prompted.frozen_text(classes).float()
+            image, text = wide(self.prompted.frozen_image(images)), wide(self.prompted.frozen_text(classes))
             logits = self.scale * cosine(image, text)
         losses["text_drift"] = self.text_weight * _unit_gap(output.text, text)
         losses["image_drift"] = self.image_weight * _unit_gap(output.image, image)
@@ -145,8 +146,8 @@ class TipAdapter(Host):
         """Fill the cache: features (K, d) and labels (K)."""
         if len(images) != len(labels):
             raise UsageError(f"images and labels must be equally many, got {len(images)} and {len(labels)}")
-        self.keys = F.normalize(images.float(), dim=-1)
-        self.values = F.one_hot(labels, len(self.classes)).float()
+        self.keys = F.normalize(wide(images), dim=-1)
+        self.values = F.one_hot(labels, len(self.classes)).to(self.keys.dtype)
 
     def forward(
         self,
@@ -188,9 +189,10 @@ class GaussianAverage(nn.Module):
     def update(self, model: nn.Module) -> None:
         weight = torch.exp(-0.5 * ((self.step - self.centre) / self.width) ** 2)
         self.total += weight
-        share = (weight / self.total.clamp_min(torch.finfo(torch.float64).tiny)).float()
+        share = weight / self.total.clamp_min(torch.finfo(torch.float64).tiny)
         for index, name in enumerate(self.names):
-            self.get_buffer(f"p{index}").lerp_(model.get_parameter(name).detach(), share)
+            average = self.get_buffer(f"p{index}")
+            average.lerp_(model.get_parameter(name).detach(), share.to(average.dtype))
         self.step += 1
 
     @torch.no_grad()
@@ -201,7 +203,7 @@ class GaussianAverage(nn.Module):
 
 def _unit_gap(x: Tensor, y: Tensor) -> Tensor:
     """Mean absolute difference of unit features."""
-    return (F.normalize(x.float(), dim=-1) - F.normalize(y, dim=-1)).abs().mean()
+    return (F.normalize(wide(x), dim=-1) - F.normalize(y, dim=-1)).abs().mean()
 
 
 def _divergence(logits: Tensor, target: Tensor) -> Tensor:

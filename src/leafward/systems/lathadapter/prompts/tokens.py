@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leafward.adapters.encoders import _pooled
-from leafward.adapters.prompts.features import Sides
+from leafward.encoders.encoder import pooled_features
 from leafward.errors import UsageError, need
+from leafward.systems.lathadapter.prompts.features import Sides
 
 SPREAD = 0.02  # of the first values of deep and image tokens
 
@@ -82,10 +82,10 @@ class TokenPrompts(nn.Module):
             return self.frozen_text(classes)
 
     def frozen_image(self, images: Tensor) -> Tensor:
-        return _pooled(self.model.get_image_features(pixel_values=images))  # pyright: ignore[reportCallIssue]
+        return pooled_features(self.model.get_image_features(pixel_values=images))  # pyright: ignore[reportCallIssue]
 
     def frozen_text(self, classes: Tensor) -> Tensor:
-        return _pooled(self.model.get_text_features(input_ids=classes))  # pyright: ignore[reportCallIssue]
+        return pooled_features(self.model.get_text_features(input_ids=classes))  # pyright: ignore[reportCallIssue]
 
     def layer_tokens(self, side: str, index: int) -> Tensor:
         """The tokens of one layer and side, (n, width)."""

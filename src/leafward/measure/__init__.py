@@ -1,0 +1,22 @@
+"""Measures of any matrix: overlaps, spectra, superposition; readers of checkpoints; the theory beside them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from leafward._lazy import lazy
+
+if TYPE_CHECKING:
+    from leafward.measure.audit_matrix import audit
+    from leafward.measure.audit_report import AuditReport
+    from leafward.measure.theory import etf_limit, etf_overlap, random_overlap, welch_bound
+
+_HOME = {
+    "audit_matrix": ("audit",),
+    "audit_report": ("AuditReport",),
+    "theory": ("etf_limit", "etf_overlap", "random_overlap", "welch_bound"),
+}
+
+__all__ = ["AuditReport", "audit", "etf_limit", "etf_overlap", "random_overlap", "welch_bound"]
+
+__getattr__, __dir__ = lazy(__name__, _HOME)

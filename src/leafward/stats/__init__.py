@@ -1,0 +1,1 @@
+"""Intervals over seeds and samples, and power-law fits."""

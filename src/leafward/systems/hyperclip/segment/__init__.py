@@ -1,0 +1,1 @@
+"""HyperCLIP's segmenter: open-vocabulary semantic segmentation by cost aggregation over dense CLIP features."""

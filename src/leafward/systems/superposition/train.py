@@ -1,0 +1,72 @@
+"""`leafward train superposition`: fleets of toy models, the claims tested on them, figures and the report."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from leafward.config import checked
+from leafward.engine import Cluster, Experiment, Member, RunDirectory, session
+from leafward.errors import UsageError
+from leafward.files import read_record
+from leafward.systems.superposition import analysis, packs, report
+from leafward.systems.superposition.config import MAY_CHANGE, Config
+
+
+class Training(Experiment[Config]):
+    """One fleet: rank 0 trains all of it, and other ranks wait.
+
+    Its packs are no members of the run but jobs below `checkpoints/`, each named by the hash of its settings: there may
+    be thousands, they know no epochs, checkpoints and metrics of their own, and the executor sends them to processes or
+    to a Ray cluster, where torchrun's ranks would only be in the way.
+    """
+
+    recipe, may_change, apart = "superposition", MAY_CHANGE, True
+
+    def __init__(self, config: Config, cluster: Cluster) -> None:
+        super().__init__(config, cluster)
+        self.device = cluster.device.type
+        if self.device == "cuda" and config.executor == "ray":
+            raise UsageError("executor must be local where cuda trains, in this process; for ray use --device cpu")
+        self.jobs = packs.plan(config, self.device)
+
+    def arms(self) -> dict[str, Config]:
+        return {"fleet": self.config}
+
+    def seeded(self, settings: Config, seed: int) -> Config:
+        return settings
+
+    def train(self, member: Member[Config], run: RunDirectory, cluster: Cluster) -> dict[str, Any]:
+        workers, executor = _workers(self.config, self.device), self.config.executor
+        return packs.train(self.jobs, run.path, workers=workers, executor=executor)
+
+    def conclude(
+        self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        (trained,) = results
+        run.rewind(0)  # an earlier attempt may have come this far
+        for record in analysis.curves(self.config, trained["rows"]):
+            run.log(record.pop("step"), record)
+        return analysis.analyse(self.config, trained)
+
+    def page(self, run: RunDirectory, members: list[Member[Config]], result: dict[str, Any]) -> None:
+        report.write(self.config, result, read_record(run.path / "env.json"), run.path)
+
+
+def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:
+    """Train the grid of `config` in the run directory `out`, test the claims, write figures and report.
+
+    Finished packs and tables are kept: a run that was stopped continues with `resume`. Returns what result.json
+    holds. Raises `engine.Interrupted` after SIGTERM or SIGINT, once everything is saved.
+    """
+    config = checked(Config, config)
+    with session(config.device) as cluster:
+        return Training(config, cluster).run(out, resume=resume, overwrite=overwrite)
+
+
+def _workers(config: Config, device: str) -> int:
+    """Processes that train; 0: this one."""
+    if device == "cuda":
+        return 0
+    return (os.cpu_count() or 1) if config.workers is None else config.workers

@@ -1,0 +1,1 @@
+"""Embedding a taxonomy, searching it, and scoring predictions against it."""

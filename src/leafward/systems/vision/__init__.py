@@ -1,0 +1,1 @@
+"""Training of any timm backbone: classification, semantic segmentation, detection and instance masks."""
