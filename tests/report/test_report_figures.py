@@ -25,7 +25,7 @@ from leafward.report.figures import (
     save_svg,
     to_svg,
 )
-from leafward.report.number import Estimate
+from leafward.report import Estimate
 
 SVG = "{http://www.w3.org/2000/svg}"
 

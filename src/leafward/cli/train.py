@@ -128,9 +128,12 @@ def run(args: Args, console: Console) -> dict[str, Any]:
                 parent.rmdir()
         raise
     if _first_rank():
-        from leafward.cli.show import show_headline
+        from leafward.report import Result
 
-        show_headline(console, result)
+        found = Result.of(result)
+        found.show(console)
+        if not found.estimates:
+            console.print("no headline numbers: the run was given nothing to be scored on")
         console.print(f"run directory: {args.out}   report: {args.out / 'report.html'}")
     return {"run": str(args.out), **result}
 

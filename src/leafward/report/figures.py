@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import io
-import math
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    from leafward.report.number import Estimate
+    from leafward.stats.estimate import Estimate
 
 # name: (light, dark). The series keep a contrast of 3:1 with the paper and stay apart under protanopia,
 # deuteranopia and tritanopia; the tests measure both.
@@ -136,7 +135,7 @@ def dots(estimates: Mapping[str, Estimate]) -> Figure:
     figure, axes = new_figure(height=0.8 + 0.35 * len(estimates))
     rows = range(len(estimates))
     with style():
-        values = [math.nan if each.value is None else each.value for each in estimates.values()]
+        values = [each.number for each in estimates.values()]
         (drawn,) = axes.plot(values, rows, marker="o", linestyle="none")
         for row, each in zip(rows, estimates.values(), strict=True):
             if each.interval is not None:
@@ -144,6 +143,44 @@ def dots(estimates: Mapping[str, Estimate]) -> Figure:
         axes.set_yticks(rows, [literal(name) for name in estimates])
         axes.set_ylim(len(estimates) - 0.5, -0.5)
     return figure
+
+
+def course(
+    records: Mapping[str, Sequence[Mapping[str, Any]]], names: Sequence[str], x: str, options: Mapping[str, Any]
+) -> Callable[[], Figure] | None:
+    """What draws logged numbers against `x`, a curve for each model; None where none was logged.
+
+    Of several names the last has the label and dots, those before it thin lines. options: for `Axes.set`.
+    """
+    found = {
+        (model, name): [(line[x], line[name]) for line in lines if line.get(name) is not None]
+        for model, lines in records.items()
+        for name in names
+    }
+    if not any(found[model, names[-1]] for model in records):
+        return None
+
+    def draw() -> Figure:
+        figure, axes = new_figure()
+        for index, model in enumerate(records):
+            for name in (name for name in names if found[model, name]):
+                last = name == names[-1]
+                look: dict[str, Any] = (
+                    {"label": literal(model), **_dots(found[model, name])} if last else {"linewidth": 0.8}
+                )
+                colour = SERIES[index % len(SERIES)]
+                line_with_band(axes, *zip(*found[model, name], strict=True), color=colour, **look)
+        axes.set(**{"xlabel": x, "ylabel": names[-1].partition("/")[2].replace("_", " "), **options})
+        if len(records) > 1 or len(names) > 1:
+            legend(axes)
+        return figure
+
+    return draw
+
+
+def _dots(points: Sequence[Any]) -> dict[str, str]:
+    """Few points are marked; many are a line."""
+    return {"marker": "."} if len(points) <= 60 else {}
 
 
 def log_axis(axes: Axes, which: str = "xy") -> None:
@@ -234,7 +271,7 @@ def _both_or_none(low: Any, high: Any) -> None:
 
 
 def _tick(x: float) -> str:
-    from leafward.report.number import format_value
+    from leafward.stats.digits import format_value
 
     return format_value(float(x)).removeprefix("1×")
 

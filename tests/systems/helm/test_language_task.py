@@ -153,7 +153,7 @@ def test_scores_equal_a_hand_computation(corpus, preset):
         nats.append(-chosen.sum().item())
         count += len(tokens) - 1
         size += len(corpus.tokenizer.decode(tokens[1:-1]).encode())
-    values = {name: value for name, (value, _) in found.headline().items()}
+    values = {name: each.value for name, each in found.headline().items()}
     assert found.nats == pytest.approx(nats, rel=1e-5)
     assert values["loss"] == pytest.approx(sum(nats) / count, rel=1e-5)
     assert values["perplexity"] == pytest.approx(math.exp(sum(nats) / count), rel=1e-4)
@@ -182,7 +182,7 @@ def test_one_document_is_scored_by_windows(corpus):
     assert found.unit == "windows"
     assert found.tokens.sum() == end - 1
     assert found.bytes.sum() == pytest.approx(shard.sizes[0])
-    assert found.headline()["bits_per_byte"][1] is not None
+    assert found.headline()["bits_per_byte"].interval is not None
 
 
 def test_intervals():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,30 +13,11 @@ from numpy.typing import ArrayLike
 
 from leafward.errors import UsageError, nearest
 from leafward.files import finite
+from leafward.stats.estimate import Interval
 from leafward.stats.power_laws.checks import Array, labels, positive_vector
 
 # The key under which the coefficient and offset of a law without groups are kept.
 ALL_ROWS = "all"
-
-
-@dataclass(frozen=True)
-class Interval:
-    """An interval for one exponent, with the method that made it. `low, high = interval` works too."""
-
-    low: float
-    high: float
-    level: float
-    method: str
-    standard_error: float
-
-    def __iter__(self) -> Iterator[float]:
-        return iter((self.low, self.high))
-
-    def __contains__(self, value: float) -> bool:
-        return self.low <= value <= self.high
-
-    def __str__(self) -> str:
-        return f"[{self.low:.4g}, {self.high:.4g}] ({self.level:.0%}, {self.method})"
 
 
 @dataclass(frozen=True)
@@ -45,11 +26,22 @@ class Result(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """All fields and the summary; non-finite numbers become None."""
-        return finite({**dataclasses.asdict(self), "summary": self.summary()})
+        return finite({**_plain(self), "summary": self.summary()})
 
     @abstractmethod
     def summary(self) -> str:
         """One line in words."""
+
+
+def _plain(value: Any) -> Any:
+    """`value` with dataclasses and intervals as dictionaries."""
+    if isinstance(value, Interval):
+        return value.to_dict()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class Args:
 def run(args: Args, console: Console) -> dict[str, Any]:
     """Draw every image; returns the files and the number of regions of each stage."""
     from leafward.errors import UsageError
-    from leafward.report import Page
+    from leafward.report import Result
     from leafward.systems.hcformer.open import open_backbone
 
     if not args.images:
@@ -46,7 +46,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         raise UsageError(f"size must be at least 32 pixels, got {args.size}")
     model, card = open_backbone(args.target)
     trained = Path(args.target).is_dir()
-    page = Page(f"What {card.model} saw", subtitle=str(args.target))
+    page = Result(f"What {card.model} saw", str(args.target))
     if not trained:
         page.note("This model is untrained: the regions show what its structure alone brings.")
     page.text(LEGEND)

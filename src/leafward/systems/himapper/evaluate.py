@@ -51,8 +51,8 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     config = replace(config, data=args.data or config.data, taxonomy=args.taxonomy or config.taxonomy)
     task = make_task(config, pixels_of(args.target))
     results, units = measure(task, args.target, members, open_classes, args.device)
-    headline = report.result(task.monitor, results, units)["headline"]
-    return conclude(f"Evaluation: Hi-Mapper, {config.task}", args, config.data, results, headline, console)
+    title, of = f"Evaluation: Hi-Mapper, {config.task}", f"{args.target} on {config.data}"
+    return conclude(report.result(title, of, task.monitor, results, units), args, config.data, console)
 
 
 def _of_run(args: Args) -> tuple[VisionConfig, list[dict[str, Any]]]:

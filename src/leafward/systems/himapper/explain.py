@@ -50,7 +50,7 @@ class Args:
 def run(args: Args, console: Console) -> dict[str, Any]:
     """Draw every image; returns the files and the mean distances in each image's tree."""
     from leafward.files import replacing
-    from leafward.report import Page
+    from leafward.report import Result
     from leafward.systems.himapper import figures as drawing
     from leafward.systems.himapper.build import mapper_of, open_model
 
@@ -58,7 +58,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     mapper = mapper_of(model)
     if mapper is None:
         raise UsageError(f"{args.target} is a plain backbone, without a hierarchy to draw")
-    page = Page(f"What Hi-Mapper saw through {card.vision.model}", subtitle=str(args.target))
+    page = Result(f"What Hi-Mapper saw through {card.vision.model}", str(args.target))
     page.text(LEGEND)
     files: list[str] = []
     distances: dict[str, dict[str, float]] = {}

@@ -9,10 +9,9 @@ from leafward.adapters.surface import lasting
 from leafward.config import checked, replace
 from leafward.engine import Cluster, Experiment, Member, RunDirectory, session
 from leafward.engine.experiment import alone
-from leafward.files import read_record
-from leafward.systems.hyperclip import methods
+from leafward.report import Result
+from leafward.systems.hyperclip import methods, report
 from leafward.systems.hyperclip.config import MAY_CHANGE, Config, check
-from leafward.systems.hyperclip.report import page, summarise
 
 
 class Training(Experiment[Config]):
@@ -38,13 +37,8 @@ class Training(Experiment[Config]):
         home = member.home if member.kept else None
         return methods.train(member.config, self.data[member.seed], run, cluster, home)
 
-    def conclude(
-        self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]
-    ) -> dict[str, Any]:
-        return summarise(self.config, self.data[self.config.seed], results)
-
-    def page(self, run: RunDirectory, members: list[Member[Config]], result: dict[str, Any]) -> None:
-        page(self.config, result, read_record(run.path / "env.json")).write(run.report)
+    def conclude(self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]) -> Result:
+        return report.result(self.config, self.data[self.config.seed], results)
 
 
 def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:

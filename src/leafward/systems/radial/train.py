@@ -23,9 +23,8 @@ from leafward.engine.devices import type_of
 from leafward.engine.experiment import curves
 from leafward.engine.layout import EARLIER_TWIN
 from leafward.errors import DataError
-from leafward.files import read_record
 from leafward.hierarchy import metrics
-from leafward.report import Number
+from leafward.report import Result
 from leafward.stats.intervals import Interval, mean_interval
 from leafward.systems.radial import report
 from leafward.systems.radial.config import MAY_CHANGE, Config, check
@@ -34,16 +33,6 @@ from leafward.systems.radial.objective import Geometry
 from leafward.systems.radial.roots import ROOTS, root_vectors, save_roots
 from leafward.systems.radial.suite import Suite, load_suite, measure_suite
 from leafward.systems.radial.task import CaptionData, RadialTask
-
-#: name of a number -> what it is called on the page, and which way is better
-SHOWN = {
-    "tau": ("τ_d: radius against level", "higher"),
-    "precision": ("path precision", "higher"),
-    "recall": ("path recall", "higher"),
-    "hyperlex_all": ("HyperLex ρ", "higher"),
-    "retrieval_image_to_text@1": ("retrieval R@1", "higher"),
-    "validation_tau": ("τ_d of the captions kept from training", "higher"),
-}
 
 
 class Training(Experiment[Config]):
@@ -61,14 +50,8 @@ class Training(Experiment[Config]):
     def train(self, member: Member[Config], run: RunDirectory, cluster: Cluster) -> dict[str, Any]:
         return train(member, run, cluster)
 
-    def conclude(
-        self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]
-    ) -> dict[str, Any]:
-        return with_twin(results[0], results[1], self.config) if len(results) > 1 else results[0]
-
-    def page(self, run: RunDirectory, members: list[Member[Config]], result: dict[str, Any]) -> None:
-        environment = read_record(run.path / "env.json")
-        report.write(self.config, result, environment, curves(members)[members[0].name], run.path)
+    def conclude(self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]) -> Result:
+        return report.result(self.config, results, curves(members))
 
 
 def train(member: Member[Config], directory: RunDirectory, cluster: Cluster) -> dict[str, Any]:
@@ -94,7 +77,6 @@ def train(member: Member[Config], directory: RunDirectory, cluster: Cluster) -> 
         save_roots(model, member.home / ROOTS)
         after, intervals = score(suite, watched, encoder, learned_roots(model), config)
         return {
-            "headline": [number.to_json() for number in headline(before, after, intervals)],
             "before": before,
             "after": after,
             "intervals": intervals,
@@ -233,31 +215,6 @@ def save_adapter(encoder: Encoder, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     if adapters(encoder.model):
         save_pretrained(encoder.model, folder)
-
-
-def headline(before: dict[str, float], after: dict[str, float], intervals: dict[str, Interval]) -> list[Number]:
-    """The numbers that matter, with what they were before; intervals are over the items of the test, not over seeds."""
-    return [
-        Number(
-            label,
-            after[name],
-            interval=intervals.get(name),
-            better=better,
-            note=f"before: {before[name]:.3f}; interval over the test's items",
-        )
-        for name, (label, better) in SHOWN.items()
-        if name in after
-    ]
-
-
-def with_twin(result: dict[str, Any], twin: dict[str, Any], config: Config) -> dict[str, Any]:
-    """The result with the scores of its twin, in the other geometry, beside its own."""
-    name = "hyperbolic twin" if config.objective.geometry == "euclidean" else "Euclidean twin"
-    numbers = zip(result["headline"], twin["headline"], strict=True)
-    headline = [
-        own | {"twin": other["value"], "twin_interval": other["interval"], "twin_name": name} for own, other in numbers
-    ]
-    return result | {"headline": headline, "twin": twin["after"]}
 
 
 def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from leafward.stats.intervals import mean_interval, share_interval
+from leafward.stats.estimate import Estimate, Interval, sound
+from leafward.stats.intervals import over_samples, over_seeds, share_interval
 
 Row = dict[str, Any]
 Cell = dict[str, Any]
@@ -31,15 +32,6 @@ class Claim:
     interval_method: str
     verdict: str
     note: str
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over cells with its 95 % interval."""
-
-    value: float
-    interval: tuple[float, float] | None
-    method: str
 
 
 def signed(value: float) -> str:
@@ -93,7 +85,7 @@ def is_strong(cell: Cell) -> bool:
 def headline(claims: Iterable[Claim]) -> list[dict[str, Any]]:
     """The claims that were tested, as headline numbers."""
     return [
-        {"name": claim.name, "value": claim.value, "interval": claim.interval, "note": claim.verdict}
+        Estimate(claim.value, sound(claim.interval), claim.name, note=claim.verdict).to_json()
         for claim in claims
         if claim.verdict != UNTESTED
     ]
@@ -255,7 +247,7 @@ def _near(
         verdict = UNDECIDED if low <= centre + within and high >= centre - within else FAILS
     count = f"{len(values)} value" + "s" * (len(values) > 1)
     note = f"{count}, from {signed(min(values))} to {signed(max(values))}; mean distance {distance:.2g}"
-    return Claim(name, claim, estimate.value, estimate.interval, estimate.method, verdict, note)
+    return Claim(name, claim, estimate.value, estimate.interval, method_of(estimate), verdict, note)
 
 
 def _steep(strong: Sequence[Cell]) -> Claim:
@@ -273,8 +265,8 @@ def _steep(strong: Sequence[Cell]) -> Claim:
     high = mean_exponent(steep)
     if flat is None or high is None:
         return near
-    verdict = near.verdict if high.value > flat.value else FAILS
-    note = f"{near.note}; mean exponent {signed(high.value)} against {signed(flat.value)} for α ≤ 1"
+    verdict = near.verdict if high.number > flat.number else FAILS
+    note = f"{near.note}; mean exponent {signed(high.number)} against {signed(flat.number)} for α ≤ 1"
     return Claim(near.name, near.claim, near.value, near.interval, near.interval_method, verdict, note)
 
 
@@ -290,15 +282,15 @@ def _order(cells: Sequence[Cell]) -> Claim:
         )
         means = [mean_exponent(side) for side in sides]
         if means[0] is not None and means[1] is not None:
-            pairs.append((law, means[0].value - means[1].value))
+            pairs.append((law, means[0].number - means[1].number))
     if not pairs:
         return _untested(name, claim)
     differences = [difference for _, difference in pairs]
     least = min(pairs, key=lambda pair: pair[1])
-    estimate = _student(differences, f"{len(pairs)} laws")
+    estimate = over_samples(differences, of="laws")
     verdict = HOLDS if least[1] > 0 else FAILS
     note = f"least under {least[0]}: {signed(least[1])}"
-    return Claim(name, claim, estimate.value, estimate.interval, estimate.method, verdict, note)
+    return Claim(name, claim, estimate.value, estimate.interval, method_of(estimate), verdict, note)
 
 
 def mean_exponent(cells: Sequence[Cell], target: Callable[[Cell], float] = lambda cell: 0.0) -> Estimate | None:
@@ -316,18 +308,22 @@ def mean_exponent(cells: Sequence[Cell], target: Callable[[Cell], float] = lambd
             by_seed.setdefault(each["seed"], []).append(each["exponent"] - target(cell))
     whole = [values for values in by_seed.values() if len(values) == len(fitted)]
     if len(whole) >= SEEDS:
-        return _student([float(np.mean(values)) for values in whole], f"{len(whole)} seeds")
+        return over_seeds([float(np.mean(values)) for values in whole])
     if len(fitted) > 1:
-        return _student([cell["exponent"] - target(cell) for cell in fitted], f"{len(fitted)} cells")
+        return over_samples([cell["exponent"] - target(cell) for cell in fitted], of="cells")
     (cell,) = fitted
     low, high = cell["interval"]
     shift = target(cell)
-    return Estimate(cell["exponent"] - shift, (low - shift, high - shift), cell["interval_method"])
+    ends = None if low is None or high is None else Interval(low - shift, high - shift, method=cell["interval_method"])
+    return Estimate(cell["exponent"] - shift, sound(ends))
 
 
-def _student(values: Sequence[float], unit: str) -> Estimate:
-    mean, interval = mean_interval(values)
-    return Estimate(mean, interval, "" if interval is None else f"Student t over {unit}")
+def method_of(found: Estimate) -> str:
+    """How the interval came about, in words."""
+    if found.interval is None:
+        return ""
+    words = str(found.over)
+    return f"{found.interval.method} over {words}" if words else found.interval.method
 
 
 def _untested(name: str, claim: str) -> Claim:

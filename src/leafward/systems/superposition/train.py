@@ -8,8 +8,9 @@ from typing import Any
 
 from leafward.config import checked
 from leafward.engine import Cluster, Experiment, Member, RunDirectory, session
+from leafward.engine.run import FIGURES
 from leafward.errors import UsageError
-from leafward.files import read_record
+from leafward.report import Result
 from leafward.systems.superposition import analysis, packs, report
 from leafward.systems.superposition.config import MAY_CHANGE, Config
 
@@ -41,17 +42,16 @@ class Training(Experiment[Config]):
         workers, executor = _workers(self.config, self.device), self.config.executor
         return packs.train(self.jobs, run.path, workers=workers, executor=executor)
 
-    def conclude(
-        self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]
-    ) -> dict[str, Any]:
+    def conclude(self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]) -> Result:
         (trained,) = results
         run.rewind(0)  # an earlier attempt may have come this far
         for record in analysis.curves(self.config, trained["rows"]):
             run.log(record.pop("step"), record)
-        return analysis.analyse(self.config, trained)
+        return report.result(self.config, analysis.analyse(self.config, trained))
 
-    def page(self, run: RunDirectory, members: list[Member[Config]], result: dict[str, Any]) -> None:
-        report.write(self.config, result, read_record(run.path / "env.json"), run.path)
+    def page(self, run: RunDirectory, found: Result) -> None:
+        report.add_figures(found, self.config.features, run.path / FIGURES)
+        super().page(run, found)
 
 
 def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from leafward.config import checked, replace
 from leafward.data.taxonomy import read_taxonomy
 from leafward.engine import Cluster, Experiment, Member, RunDirectory, session
 from leafward.errors import UsageError
+from leafward.report import Result
 from leafward.systems.taxonomy import report
 from leafward.systems.taxonomy.config import MAY_CHANGE, Config, check
 from leafward.systems.taxonomy.embed import EMBEDDINGS, NAMES, Embedded, embed, steps_per_epoch
@@ -39,16 +40,10 @@ class Training(Experiment[Config]):
     def train(self, member: Member[Config], run: RunDirectory, cluster: Cluster) -> dict[str, Any]:
         return embed(member, self.tax, run, cluster)
 
-    def conclude(
-        self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]
-    ) -> dict[str, Any]:
+    def conclude(self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]) -> Result:
         steps = steps_per_epoch(self.config, self.tax)
         pairs = zip(members, results, strict=True)
-        self.embedded = [Embedded.read(member, result, steps) for member, result in pairs]
-        return report.summarise(self.config, self.tax, self.embedded)
-
-    def page(self, run: RunDirectory, members: list[Member[Config]], result: dict[str, Any]) -> None:
-        report.write(self.config, self.tax, result, self.embedded, run)
+        return report.result(self.config, self.tax, [Embedded.read(*pair, steps) for pair in pairs])
 
 
 def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:

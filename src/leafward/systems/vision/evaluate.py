@@ -51,8 +51,9 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     config = _config(args)
     task = make_task(config)
     results, units = measure(task, args.target, _members(args.target), open_classes, args.device)
-    headline = report.result(results[0]["geometry"], task.monitor, results, units)["headline"]
-    return conclude(f"Evaluation: {config.task}", args, config.data, results, headline, console)
+    title, of = f"Evaluation: {config.task}", f"{args.target} on {config.data}"
+    found = report.result(title, of, results[0]["geometry"], task.monitor, results, units)
+    return conclude(found, args, config.data, console)
 
 
 def _config(args: Args) -> Config:

@@ -1,10 +1,9 @@
-"""The parts of an open-vocabulary segmentation run: model, files, result and page."""
+"""The parts of an open-vocabulary segmentation run: model, files and result."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +11,12 @@ import numpy as np
 import torch
 
 from leafward.adapters import adapters, from_pretrained, save_pretrained, trainable_parameters
-from leafward.config import checked, to_dict
+from leafward.config import checked
 from leafward.data.scenes import SceneSets
 from leafward.encoders import load_encoder
 from leafward.engine import RunDirectory, load_published, publish
 from leafward.errors import UsageError
-from leafward.report import Number, Page
+from leafward.report import Estimate, Result
 from leafward.systems.hyperclip.methods import adapt
 from leafward.systems.hyperclip.segment.figures import MOST_BARS, bars, overlay, png
 from leafward.systems.hyperclip.segment.task import Segmenter, as_bytes, segment
@@ -85,26 +84,53 @@ def open_model(config: Config, path: Path) -> Segmenter:
     return model.eval()
 
 
-def summarise(config: Config, scenes: SceneSets, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The content of result.json; a row for each method that was trained."""
+def result(config: Config, scenes: SceneSets, rows: Sequence[dict[str, Any]]) -> Result:
+    """What a run found; a row for each method that was trained."""
     own = next(row for row in rows if row["method"] == config.method)
     numbers = []
     for row in rows:
         more = f"; {row['trainable']:,} trained parameters in CLIP"
         found = headline(row["metrics"], scenes, config.most_scored, more)
         # Of several methods the mIoU alone: the table has the rest.
-        numbers += found if len(rows) == 1 else [replace(found[0], name=f"{row['method']}: mIoU")]
-    return {
-        "headline": [number.to_json() for number in numbers],
+        numbers += found if len(rows) == 1 else [found[0].named(f"{row['method']}: mIoU")]
+    counts = {"classes": len(scenes.classes), "train": len(scenes.train), "held_out": len(scenes.held_out)}
+    values = {
         "metrics": own["metrics"],
         "iou": own["iou"],
         "methods": [{key: row[key] for key in ("method", "trainable", "metrics")} for row in rows],
-        "data": {"classes": len(scenes.classes), "train": len(scenes.train), "held_out": len(scenes.held_out)},
-        "notes": ["One seed was trained: there is no interval."],
+        "data": counts,
     }
+    of = f"{counts['classes']} classes, {counts['train']} scenes, {config.steps} steps"
+    notes = ["One seed was trained: there is no interval."]
+    title = f"{config.model}, {config.method}: {of}"
+    made = Result("Open-vocabulary segmentation", title, numbers, notes=notes, values=values)
+    if len(rows) > 1:
+        made.section("Methods under the same budget")
+        made.table(
+            ["method", "trained parameters in CLIP", "mIoU, %", "pixel accuracy, %"],
+            [
+                [row["method"], row["trainable"], *(100.0 * row["metrics"][key] for key in ("miou", "pixel_accuracy"))]
+                for row in rows
+            ],
+            f"The same decoder at the beginning, crops, order and steps; {config.method} is the one that was kept",
+        )
+    made.section("Classes")
+    ious = [row["iou"] for row in own["iou"]]
+    more = sum(iou is not None for iou in ious) - MOST_BARS
+    caption = "IoU over the held-out scenes, in the colours of the pictures below"
+    caption += f"; {more} lower ones are in result.json" if more > 0 else ""
+    made.figure(partial(bars, [row["class"] for row in own["iou"]], ious, "IoU, %"), caption)
+    return made
 
 
-def headline(metrics: dict[str, float], scenes: SceneSets, most: int | None, more: str = "") -> list[Number]:
+def draw(made: Result, model: Segmenter, scenes: SceneSets, size: int) -> None:
+    """The first held-out scenes: the photo, the truth and the answer side by side."""
+    made.section("Held-out scenes")
+    for name, data in drawn(model, scenes, size):
+        made.image(data, alt=f"{name}: photo, truth and answer", caption=f"{name}: photo, truth, answer")
+
+
+def headline(metrics: dict[str, float], scenes: SceneSets, most: int | None, more: str = "") -> list[Estimate]:
     """mIoU and pixel accuracy over the (first `most`) held-out scenes; `more` ends the remark on the first.
 
     Pixels of a scene are not independent, so neither has an interval over pixels.
@@ -112,8 +138,8 @@ def headline(metrics: dict[str, float], scenes: SceneSets, most: int | None, mor
     scored = min(len(scenes.held_out), most or len(scenes.held_out))
     note = f"{scored} held-out scene{'s' * (scored != 1)}{more}"
     return [
-        Number("mIoU", 100.0 * metrics["miou"], unit="%", better="higher", note=note),
-        Number("pixel accuracy", 100.0 * metrics["pixel_accuracy"], unit="%", better="higher"),
+        Estimate(100.0 * metrics["miou"], name="mIoU", unit="%", better="higher", note=note),
+        Estimate(100.0 * metrics["pixel_accuracy"], name="pixel accuracy", unit="%", better="higher"),
     ]
 
 
@@ -135,41 +161,3 @@ def drawn(model: Segmenter, scenes: SceneSets, size: int) -> list[tuple[str, byt
         row = [photo, *(overlay(photo, each, len(classes)) for each in places)]
         pictures.append((scenes.held_out.pairs[index][0].name, png(np.concatenate(row, axis=1))))
     return pictures
-
-
-def page(
-    config: Config, result: dict[str, Any], environment: dict[str, Any], pictures: Sequence[tuple[str, bytes]]
-) -> Page:
-    """The page of a run, not yet written; `pictures` of scenes by name."""
-    data = result["data"]
-    made = Page(
-        "Open-vocabulary segmentation",
-        subtitle=f"{config.model}, {config.method}: {data['classes']} classes, {data['train']} scenes, "
-        f"{config.steps} steps",
-    )
-    for note in result["notes"]:
-        made.note(note)
-    made.headline([Number.from_json(number) for number in result["headline"]])
-    if len(result["methods"]) > 1:
-        made.section("Methods under the same budget")
-        made.table(
-            ["method", "trained parameters in CLIP", "mIoU, %", "pixel accuracy, %"],
-            [
-                [row["method"], row["trainable"], *(100.0 * row["metrics"][key] for key in ("miou", "pixel_accuracy"))]
-                for row in result["methods"]
-            ],
-            f"The same decoder at the beginning, crops, order and steps; {config.method} is the one that was kept",
-        )
-    made.section("Classes")
-    names, ious = [row["class"] for row in result["iou"]], [row["iou"] for row in result["iou"]]
-    caption = "IoU over the held-out scenes, in the colours of the pictures below"
-    more = sum(iou is not None for iou in ious) - MOST_BARS
-    made.figure(bars(names, ious, "IoU, %"), caption + (f"; {more} lower ones are in result.json" if more > 0 else ""))
-    made.section("Held-out scenes")
-    for name, data in pictures:
-        made.image(data, alt=f"{name}: photo, truth and answer", caption=f"{name}: photo, truth, answer")
-    made.section("How it was run")
-    made.command(shlex.join(environment["argv"]))
-    made.details("Configuration", to_dict(config))
-    made.environment(environment)
-    return made

@@ -11,7 +11,7 @@ from leafward.config import checked, replace
 from leafward.data.scenes import SceneSets, load_scenes
 from leafward.engine import Cluster, Experiment, LoopConfig, Member, OptimConfig, RunDirectory, fit, session
 from leafward.engine.experiment import batch_of
-from leafward.files import read_record
+from leafward.report import Result
 from leafward.systems.hyperclip.methods import COMPARED
 from leafward.systems.hyperclip.segment import model as parts
 from leafward.systems.hyperclip.segment.config import MAY_CHANGE, Config, check
@@ -41,15 +41,13 @@ class Training(Experiment[Config]):
     def train(self, member: Member[Config], run: RunDirectory, cluster: Cluster) -> dict[str, Any]:
         return train(member, self.scenes, run, cluster)
 
-    def conclude(
-        self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]
-    ) -> dict[str, Any]:
-        return parts.summarise(self.config, self.scenes, results)
+    def conclude(self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]) -> Result:
+        return parts.result(self.config, self.scenes, results)
 
-    def page(self, run: RunDirectory, members: list[Member[Config]], result: dict[str, Any]) -> None:
+    def page(self, run: RunDirectory, found: Result) -> None:
         model = parts.open_model(self.config, run.path).to(self.cluster.device)
-        pictures = parts.drawn(model, self.scenes, self.config.size)
-        parts.page(self.config, result, read_record(run.path / "env.json"), pictures).write(run.report)
+        parts.draw(found, model, self.scenes, self.config.size)
+        super().page(run, found)
 
 
 def _task(config: Config, scenes: SceneSets, model: Segmenter) -> OpenVocabularyTask:
