@@ -17,7 +17,8 @@ def make_run(path, *, config=None, env=None, metrics=(), result=None):
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(yaml.safe_dump(config or {"seed": 0}), encoding="utf-8")
     (path / "env.json").write_text(json.dumps(env or {"torch": "2.15"}), encoding="utf-8")
-    (path / "metrics.jsonl").write_text("".join(json.dumps({"step": step, **line}) + "\n" for step, line in enumerate(metrics)), encoding="utf-8")
+    lines = [json.dumps({"step": step, **line}) + "\n" for step, line in enumerate(metrics)]
+    (path / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
     if result is not None:
         (path / "result.json").write_text(json.dumps(result), encoding="utf-8")
     return path

@@ -15,7 +15,7 @@ from scipy.stats import linregress
 
 from leafward.config import checked, replace, to_dict
 from leafward.errors import UsageError
-from leafward.report import Page, read_run
+from leafward.report import Result, read_run
 from leafward.systems.superposition import analysis, packs, train
 from leafward.systems.superposition import config as superposition
 from leafward.systems.superposition.config import Config
@@ -244,7 +244,7 @@ def test_steps_and_data_give_joint_laws(tmp_path):
             assert low <= fit["exponents"][name] <= high * (1 + 1e-12)  # both may stand at the end of the range
             assert (name in fit["undetermined"]) == (low < 0.0101 or high > 9.99)
     # An exponent that the data leave open is said to be so on the page.
-    page = Page("joint")
+    page = Result("joint")
     joint = [fitted[0] | {"undetermined": ["steps"]}, fitted[0] | {"undetermined": []}]
     _joint(page, joint)
     assert page.html().count("do not settle the exponent of steps") == 1

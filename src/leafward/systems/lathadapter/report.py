@@ -200,7 +200,7 @@ def _mistakes(made: Result, scores: Sequence[Row]) -> None:
         made.table(
             ["method", *MISTAKES.values()],
             [[key[0], *means.values()] for key, means in found.items() if key[1:] == (shots, test)],
-            f"Test on {test}; {shots} shots",
+            f"Mistakes in the taxonomy, test on {test}; {shots} shots",
             terminal=True,
         )
 
