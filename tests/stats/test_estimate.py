@@ -106,7 +106,8 @@ def test_the_verdict_is_about_the_whole_interval(a: float, b: float, c: float, d
     (low, high), (least, most) = sorted((a, b)), sorted((c, d))
     if high - low < 1e-3:
         return
-    points = [min(high, low + (high - low) * k / 1000) for k in range(1001)] + [
+    points = [min(high, low + (high - low) * k / 1000) for k in range(1001)]
+    points += [x for x in (least, most) if low <= x <= high]
         x for x in (least, most) if low <= x <= high
     ]
     inside = [least <= point <= most for point in points]
