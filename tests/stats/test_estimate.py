@@ -108,8 +108,6 @@ def test_the_verdict_is_about_the_whole_interval(a: float, b: float, c: float, d
         return
     points = [min(high, low + (high - low) * k / 1000) for k in range(1001)]
     points += [x for x in (least, most) if low <= x <= high]
-        x for x in (least, most) if low <= x <= high
-    ]
     inside = [least <= point <= most for point in points]
     expected = "holds" if all(inside) else "undecided" if any(inside) else "does not hold"
     assert judge(Estimate((low + high) / 2, Interval(low, high)), Tolerance(least, most)) == expected
