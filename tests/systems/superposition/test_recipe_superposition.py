@@ -60,7 +60,7 @@ def test_small_grid_has_the_signs_of_the_paper(finished):
     _, result = finished
     found = verdicts(result)
     assert found["strong models with φ½ ≥ 0.99, α = 1"] == "holds"
-    assert found["strong − weak exponent"] == "holds"
+    assert found["strong − weak exponent"] == "undecided"  # of one seed
     assert found["overlaps more even than random"] == "holds"
     assert found["strong exponent, other laws"] == "not tested here"
     exponents = {(fit["law"], fit["decay"]): fit["exponent"] for fit in result["fits"]}
