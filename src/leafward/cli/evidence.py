@@ -67,7 +67,12 @@ def _run(row: Row, args: Args, console: Console) -> dict[str, Any]:
     """Run the command of a claim, within its budget, and record its numbers."""
     from leafward.report.claims import measured, placeholders, record
 
-    given = dict(pair.partition("=")[::2] for pair in args.given)
+    given: dict[str, str] = {}
+    for pair in args.given:
+        word, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--given {pair}: it must be WORD=value, as in DATA=my/folder")
+        given[word] = value
     missing = [word for word in placeholders(row.claim.command) if word not in given]
     if missing:
         raise UsageError(f"{row.claim.command} needs {', '.join(missing)}; give --given {missing[0]}=…")

@@ -21,13 +21,13 @@ from leafward.files import read_text
 from leafward.report.render import flatten
 from leafward.stats.digits import MISSING
 from leafward.stats.estimate import ANY, Estimate, Interval, Over
-from leafward.stats.verdict import UNTESTED, Tolerance, judge
+from leafward.stats.verdict import SCALE, UNTESTED, Tolerance, judge
 
 CLAIMS, RECORDS, INTRODUCTION, REMARKS = "claims", "records", "introduction.md", "remarks.md"
 Date = Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d$", description="a date as 2026-11-20")]
 
 
-class Test(Settings):
+class Test(Settings, frozen=True):
     """One number of a claim: between which values it must lie for the claim to hold, and when that was set."""
 
     low: float | None = None
@@ -35,7 +35,10 @@ class Test(Settings):
     set: Date = ""
     commit: str = ""
     """The commit that set it, where that was before the tolerance came to stand here."""
-    possible: tuple[float, float] = ANY
+    possible: tuple[float, float] | None = None
+    """Between which values it always lies."""
+    seeds: bool = False
+    """Trainings differ from seed to seed: an interval over anything else does not decide."""
     read: str = ""
     """Where the number is in what the command gives: the name of a headline number, or a dotted path in its JSON;
     "status": whether the command succeeds."""
@@ -49,7 +52,7 @@ class Test(Settings):
         return Tolerance(low if self.low is None else self.low, high if self.high is None else self.high)
 
 
-class Claim(Settings):
+class Claim(Settings, frozen=True):
     """What a paper says, and how it is tested."""
 
     statement: str
@@ -66,13 +69,13 @@ class Claim(Settings):
     """What the command may take on two cores; None: it needs a GPU."""
 
 
-class Paper(Settings):
+class Paper(Settings, frozen=True):
     paper: str
     title: str
     claims: dict[str, Claim]
 
 
-class Number(Settings):
+class Number(Settings, frozen=True):
     """One number that was measured. Without `low` and `high` it has no interval, unless it is exact."""
 
     value: float | None
@@ -93,10 +96,10 @@ class Number(Settings):
     def estimate(self, test: Test) -> Estimate:
         pair = None if self.low is None or self.high is None else (self.low, self.high)
         interval = None if pair is None else Interval(*pair, Over(self.seeds, self.samples, self.of))
-        return Estimate(self.value, interval, unit=self.unit, possible=test.possible)
+        return Estimate(self.value, interval, unit=self.unit, possible=test.possible or ANY)
 
 
-class Record(Settings):
+class Record(Settings, frozen=True):
     """What was measured of one claim."""
 
     date: Date
@@ -109,8 +112,6 @@ class Record(Settings):
     """What else was printed, or must be known to read the numbers."""
     remark: str = ""
     """What the verdict is worth."""
-    verdict: str = ""
-    """Of a record that came from before the rule, as it was written by hand."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,7 @@ class Row:
                 test.tolerance,
                 exact=name in numbers and numbers[name].exact,
                 small=name in numbers and numbers[name].small,
+                over_seeds=test.seeds,
             )
             for name, test in self.claim.tests.items()
         }
@@ -143,19 +145,19 @@ class Row:
     @property
     def verdict(self) -> str:
         """The verdicts in words, each once, and what they are worth; † : a tolerance was set later than the result."""
-        if self.record is not None and self.record.verdict:
-            return self.record.verdict
         verdicts = self.verdicts()
         if len(set(verdicts.values())) <= 1:
             said = next(iter(verdicts.values()), UNTESTED)
         else:
             said = "; ".join(f"{name}: {verdict}" for name, verdict in verdicts.items())
+        said += f" (the paper: {self.claim.scale})" if SCALE in verdicts.values() and self.claim.scale else ""
         remark = f". {self.record.remark}" if self.record is not None and self.record.remark else ""
         return said + " †" * self.set_later() + remark
 
     def set_later(self) -> bool:
         """Whether a tolerance was set when the result was already known."""
-        return self.record is not None and any(test.set >= self.record.date for test in self.claim.tests.values())
+        tests = self.claim.tests.values()
+        return self.record is not None and any(test.set > self.record.date for test in tests)
 
 
 def read(folder: str | Path) -> list[Row]:

@@ -34,18 +34,21 @@ class Tolerance:
         return f"at least {self.low:g}" if math.isinf(self.high) else f"{self.low:g} to {self.high:g}"
 
 
-def judge(found: Estimate, tolerance: Tolerance, *, exact: bool = False, small: bool = False) -> Verdict:
+def judge(
+    found: Estimate, tolerance: Tolerance, *, exact: bool = False, small: bool = False, over_seeds: bool = False
+) -> Verdict:
     """Holds: the whole interval lies within the tolerance. Does not hold: it lies wholly outside. Else undecided.
 
     small: the test is much smaller than the paper's, which no interval makes up for. exact: the number has no
-    uncertainty (a count, an identity), so that it is its own interval. `Estimate` refuses what is no interval: one
+    uncertainty (a count, an identity), so that it is its own interval. over_seeds: what differs from training to
+    training is judged by an interval over seeds alone. `Estimate` refuses what is no interval: one
     without width, over one seed, or beyond what is possible.
     """
     if found.value is None:
         return UNTESTED
     if small:
         return SCALE
-    if found.interval is None and not exact:
+    if not exact and (found.interval is None or (over_seeds and not found.over.seeds)):
         return UNDECIDED
     low, high = (found.value, found.value) if found.interval is None else found.interval
     if tolerance.low <= low and high <= tolerance.high:
