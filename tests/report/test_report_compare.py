@@ -10,7 +10,7 @@ import yaml
 from leafward.errors import DataError, LeafwardError, UsageError
 from leafward.files import LARGEST_RECORD
 from leafward.report import compare, read_run
-from leafward.report.comparison import _thinned
+from leafward.report.figures import thinned
 
 
 def make_run(path, *, config=None, env=None, metrics=(), result=None):
@@ -179,12 +179,12 @@ def test_a_resumed_run_counts_the_later_value(tmp_path):
 def test_long_curves_are_thinned_without_hiding_their_range():
     points = {float(step): float(step % 7) for step in range(10_001)}
     points[5000] = 99.0
-    steps, mean, low, high = _thinned(points)
+    steps, mean, low, high = thinned(points)
     assert len(steps) == 400
     assert steps == sorted(steps)
     assert (min(low), max(high)) == (0.0, 99.0)
     assert sum(mean) / 400 == pytest.approx(sum(points.values()) / len(points), rel=1e-2)
-    assert _thinned({3: 5.0}) == ([3.0], [5.0], [5.0], [5.0])
+    assert thinned({3: 5.0}) == ([3.0], [5.0], [5.0], [5.0])
 
 
 def test_hostile_names_are_harmless(tmp_path):

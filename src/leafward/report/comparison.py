@@ -6,23 +6,19 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from leafward.errors import UsageError
-from leafward.report.figures import SERIES, dots, legend, line_with_band, literal, log_axis, new_figure
+from leafward.report.figures import MOST_POINTS, course, dots, literal
 from leafward.report.records import Record, read
 from leafward.report.render import flatten
 from leafward.report.result import Result
 from leafward.stats.digits import exact
 from leafward.stats.estimate import Estimate
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 _MOST_FIGURES, _MOST_ROWS = 60, 200
-_MOST_POINTS = 400  # of one curve; beyond it the line shows means and the band the range
-_LOG_RANGE = 20.0  # a positive series that spans more than this factor gets a logarithmic axis
 
 
 def compare(targets: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str] = "report.html") -> Result:
@@ -170,53 +166,15 @@ def _curves(made: Result, runs: Mapping[str, Record]) -> None:
         made.text("No run has logged a number yet.")
     for name in names[:_MOST_FIGURES]:
         by_run = {run_name: run.series.get(name, {}) for run_name, run in runs.items()}
-        thinned = any(len(points) > _MOST_POINTS for points in by_run.values())
+        thinned = any(len(points) > MOST_POINTS for points in by_run.values())
         remark = " (long curves: mean of neighbouring steps, with their range as the band)" if thinned else ""
         alt = f"{name} against step for {', '.join(by_run)}"
-        made.figure(_curve(name, by_run), f"{name} against step{remark}", alt=alt)
+        series = {run: [points] if points else [] for run, points in by_run.items()}
+        draw = partial(course, series, by_range=True, xlabel="step", ylabel=literal(name))
+        made.figure(draw, f"{name} against step{remark}", alt=alt)
     _say_left_out(made, len(names), "series")
 
 
 def _say_left_out(made: Result, count: int, what: str) -> None:
     if count > _MOST_FIGURES:
         made.note(f"There are {count} {what}; the first {_MOST_FIGURES} are drawn.")
-
-
-def _curve(name: str, by_run: Mapping[str, Mapping[int, float]]) -> Figure:
-    figure, axes = new_figure()
-    for index, (run_name, points) in enumerate(by_run.items()):
-        if not points:
-            continue
-        x, mean, low, high = _thinned(points)
-        band = (low, high) if len(points) > _MOST_POINTS else (None, None)
-        marker = "o" if len(points) == 1 else None
-        line_with_band(axes, x, mean, *band, label=literal(run_name), marker=marker, **_look(index))
-    values = [value for points in by_run.values() for value in points.values()]
-    if min(values) > 0 and max(values) > _LOG_RANGE * min(values):
-        log_axis(axes, "y")
-    axes.set(xlabel="step", ylabel=literal(name))
-    if len(by_run) > 1:
-        legend(axes)
-    return figure
-
-
-def _look(index: int) -> dict[str, str]:
-    """A run looks the same in every figure; dashes tell more runs apart than there are colours."""
-    return {"color": SERIES[index % len(SERIES)], "linestyle": ("-", "--", ":")[index // len(SERIES) % 3]}
-
-
-def _thinned(points: Mapping[int, float]) -> tuple[list[float], ...]:
-    """Steps, means, minima and maxima of at most `_MOST_POINTS` groups of neighbouring steps."""
-    import numpy as np
-
-    steps, values = (np.array(list(column), float) for column in (points, points.values()))
-    groups = min(len(steps), _MOST_POINTS)
-    starts = np.arange(groups) * len(steps) // groups
-    sizes = np.diff(starts, append=len(steps))
-    columns = (
-        np.add.reduceat(steps, starts) / sizes,
-        np.add.reduceat(values, starts) / sizes,
-        np.minimum.reduceat(values, starts),
-        np.maximum.reduceat(values, starts),
-    )
-    return tuple(column.tolist() for column in columns)

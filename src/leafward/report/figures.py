@@ -12,7 +12,7 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -145,42 +145,54 @@ def dots(estimates: Mapping[str, Estimate]) -> Figure:
     return figure
 
 
-def course(
-    records: Mapping[str, Sequence[Mapping[str, Any]]], names: Sequence[str], x: str, options: Mapping[str, Any]
-) -> Callable[[], Figure] | None:
-    """What draws logged numbers against `x`, a curve for each model; None where none was logged.
+Points = Mapping[float, float]
+MOST_POINTS = 400  # of one curve; beyond it the line shows means and the band the range
+_LOG_RANGE = 20.0  # a positive series that spans more than this factor gets a logarithmic axis
 
-    Of several names the last has the label and dots, those before it thin lines. options: for `Axes.set`.
+
+def course(series: Mapping[str, Sequence[Points]], *, by_range: bool = False, **options: Any) -> Figure:
+    """What was logged, one curve for each model, which looks the same in every figure. options: for `Axes.set`.
+
+    Of several curves of a model the last has the label; those before it are thin. by_range: a series of a great range
+    gets a logarithmic axis.
     """
-    found = {
-        (model, name): [(line[x], line[name]) for line in lines if line.get(name) is not None]
-        for model, lines in records.items()
-        for name in names
-    }
-    if not any(found[model, names[-1]] for model in records):
-        return None
-
-    def draw() -> Figure:
-        figure, axes = new_figure()
-        for index, model in enumerate(records):
-            for name in (name for name in names if found[model, name]):
-                last = name == names[-1]
-                look: dict[str, Any] = (
-                    {"label": literal(model), **_dots(found[model, name])} if last else {"linewidth": 0.8}
-                )
-                colour = SERIES[index % len(SERIES)]
-                line_with_band(axes, *zip(*found[model, name], strict=True), color=colour, **look)
-        axes.set(**{"xlabel": x, "ylabel": names[-1].partition("/")[2].replace("_", " "), **options})
-        if len(records) > 1 or len(names) > 1:
-            legend(axes)
-        return figure
-
-    return draw
+    figure, axes = new_figure()
+    for index, (model, several) in enumerate(series.items()):
+        # dashes tell more models apart than there are colours
+        line: dict[str, Any] = {"color": SERIES[index % len(SERIES)]}
+        line["linestyle"] = ("-", "--", ":")[index // len(SERIES) % 3]
+        for points in filter(None, several):
+            last = points is several[-1]
+            x, mean, low, high = thinned(points)
+            band = (low, high) if len(points) > MOST_POINTS else (None, None)
+            look = (
+                {"label": literal(model), "marker": "." if len(points) <= 60 else None} if last else {"linewidth": 0.8}
+            )
+            line_with_band(axes, x, mean, *band, **line, **look)
+    values = [value for several in series.values() for points in several for value in points.values()]
+    if by_range and min(values) > 0 and max(values) > _LOG_RANGE * min(values):
+        log_axis(axes, "y")
+    axes.set(**options)
+    if sum(map(len, series.values())) > 1:
+        legend(axes)
+    return figure
 
 
-def _dots(points: Sequence[Any]) -> dict[str, str]:
-    """Few points are marked; many are a line."""
-    return {"marker": "."} if len(points) <= 60 else {}
+def thinned(points: Points) -> tuple[list[float], ...]:
+    """Steps, means, minima and maxima of at most `MOST_POINTS` groups of neighbouring steps."""
+    import numpy as np
+
+    steps, values = (np.array(list(column), float) for column in (points, points.values()))
+    groups = min(len(steps), MOST_POINTS)
+    starts = np.arange(groups) * len(steps) // groups
+    sizes = np.diff(starts, append=len(steps))
+    columns = (
+        np.add.reduceat(steps, starts) / sizes,
+        np.add.reduceat(values, starts) / sizes,
+        np.minimum.reduceat(values, starts),
+        np.maximum.reduceat(values, starts),
+    )
+    return tuple(column.tolist() for column in columns)
 
 
 def log_axis(axes: Axes, which: str = "xy") -> None:

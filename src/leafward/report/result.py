@@ -7,6 +7,7 @@ import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -120,6 +121,15 @@ class Result:
             raise UsageError(f"an image must be PNG or JPEG data; these {len(data)} bytes are neither")
         self._add_figure(image=data, type=kind, alt=alt, caption=caption)
 
+    def picture(self, file: Path, data: bytes, *, alt: str, caption: str = "") -> str:
+        """An image that is a file of its own, too; gives its path."""
+        from leafward.files import replacing
+
+        with replacing(file) as temporary:
+            temporary.write_bytes(data)
+        self.image(data, alt=alt, caption=caption)
+        return str(file)
+
     def curves(
         self, records: Mapping[str, Sequence[Record]], shown: Mapping[str, str], x: str = "step", **axes: Any
     ) -> None:
@@ -131,9 +141,14 @@ class Result:
         from leafward.report.figures import course
 
         for names, caption in shown.items():
-            draw = course(records, names.split(", "), x, axes)
-            if draw is not None:
-                self.figure(draw, caption)
+            wanted = names.split(", ")
+            series = {
+                model: [{line[x]: line[name] for line in lines if line.get(name) is not None} for name in wanted]
+                for model, lines in records.items()
+            }
+            if any(several[-1] for several in series.values()):
+                label = wanted[-1].partition("/")[2].replace("_", " ")
+                self.figure(partial(course, series, **{"xlabel": x, "ylabel": label, **axes}), caption)
 
     def command(self, command: str) -> None:
         """The exact command line; the folder that the program lies in is left out, as it is that of one machine."""

@@ -217,7 +217,11 @@ def _headline(found: dict[str, Any], tax: Taxonomy, chosen: np.ndarray, truth: n
     wrong, heights = chosen != truth, (0.0, float(tax.height.max()))
     nothing = Estimate(None)
     share = share_interval(int((~wrong).sum()), len(chosen), "answers") if len(chosen) else None
-    far = over_samples(tax.distance(chosen, truth), (0.0, 2.0 * tax.depth.max()), of="answers") if len(chosen) else nothing
+    far = (
+        over_samples(tax.distance(chosen, truth), (0.0, 2.0 * tax.depth.max()), of="answers")
+        if len(chosen)
+        else nothing
+    )
     mistakes = tax.height[tax.lca(chosen[wrong], truth[wrong])] if wrong.any() else []
     severe = over_samples(mistakes, heights, of="wrong answers") if len(mistakes) else nothing
     numbers = [

@@ -37,7 +37,6 @@ def run(args: Args, console: Console) -> dict[str, Any]:
 
     from leafward.data.image_files import read_image
     from leafward.engine.devices import device_of
-    from leafward.files import replacing
     from leafward.report import Result
     from leafward.systems.hyperclip.segment.figures import bars, overlay, png
     from leafward.systems.hyperclip.segment.model import open_run
@@ -59,11 +58,9 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         places = segment(model, image, text, config.size, args.background)
         data = png(overlay(image.permute(1, 2, 0).numpy(), places.numpy(), len(args.words)))
         file = args.out / f"{index:03d}-{path.stem}-segments.png"
-        with replacing(file) as temporary:
-            temporary.write_bytes(data)
         shares = {word: float((places == place).float().mean()) for place, word in enumerate(args.words)}
         page.section(path.name)
-        page.image(data, alt=f"{path.name}, segmented", caption=path.name)
+        page.picture(file, data, alt=f"{path.name}, segmented", caption=path.name)
         found = [shares[word] or None for word in args.words]
         if any(found):
             page.figure(
