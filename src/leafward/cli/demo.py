@@ -91,19 +91,22 @@ def _check(names: list[str]) -> None:
 
 
 def _result(args: Args, parts: dict[str, Part], seconds: float) -> Result:
+    from leafward.engine.run import environment
     from leafward.report import Result
 
     made = Result(
         "leafward demo",
         f"{', '.join(parts)}: embedded real data, {seconds:.0f} s on this machine",
         [number for part in parts.values() for number in part.numbers],
-        run=True,
     )
     made.text(f"Every number on this page was computed by the run that wrote it. {SMALL}")
     for part in parts.values():
         part.draw(made)
-    made.section("How to look around")
+    made.section("How this was made")
+    only = [] if args.only == "all" else ["--only", args.only]
+    made.command(shlex.join(["leafward", "demo", *only, "--out", str(args.out)]))
     for part in parts.values():
         made.text(f"To look around in {part.explored}:")
         made.command(part.explore)
+    made.details("Environment", environment({}))
     return made

@@ -80,7 +80,7 @@ def headline(geometry: str | None, results: Sequence[Record], scores: Sequence[S
     numbers = []
     for name, words in SCORED.items():
         found, twin = (_score(name, [scores[i] for i in side]) for side in (ours, twins))
-        note = "" if found and found.interval else f"no interval: too few {scores[0].unit}"
+        note = "" if found and found.interval else f"no interval: too few held-out {scores[0].unit}"
         unit = {"loss": "nats"}.get(name, "")
         numbers += [found.named(words, unit=unit, better="lower", note=note, twin=twin)] if found else []
     if twins:
