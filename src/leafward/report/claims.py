@@ -99,7 +99,7 @@ class Number(Settings, frozen=True):
         return Estimate(self.value, interval, unit=self.unit, possible=test.possible or ANY)
 
 
-class Record(Settings, frozen=True):
+class Measurement(Settings, frozen=True):
     """What was measured of one claim."""
 
     date: Date
@@ -122,7 +122,7 @@ class Row:
     name: str
     paper: Paper
     claim: Claim
-    record: Record | None
+    record: Measurement | None
 
     def found(self, name: str) -> Estimate:
         number = None if self.record is None else self.record.numbers.get(name)
@@ -172,7 +172,8 @@ def read(folder: str | Path) -> list[Row]:
 def _rows(claims: Path, records: Path) -> Iterator[Row]:
     paper = _load(Paper, claims, _yaml(claims))
     measured = {
-        name: _load(Record, records, values) for name, values in (_yaml(records) if records.exists() else {}).items()
+        name: _load(Measurement, records, values)
+        for name, values in (_yaml(records) if records.exists() else {}).items()
     }
     for name, record in measured.items():
         if name not in paper.claims:
@@ -278,6 +279,6 @@ def record(folder: Path, row: Row, numbers: Mapping[str, Mapping[str, Any]]) -> 
     values = _yaml(path) if path.exists() else {}
     kept = {key: each for key, each in values.get(row.name, {}).items() if key in ("scale", "remark")}
     values[row.name] = {"date": datetime.date.today().isoformat(), "numbers": dict(numbers), **kept}
-    _load(Record, path, values[row.name])
+    _load(Measurement, path, values[row.name])
     write_text(path, to_yaml(values))
     return find(read(folder), f"{row.system}/{row.name}")

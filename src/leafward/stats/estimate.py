@@ -123,7 +123,7 @@ def sound(pair: Iterable[float | None] | None) -> Interval | None:
     if pair is None:
         return None
     low, high = pair
-    if low is None or high is None or math.isnan(low) or math.isnan(high) or low == high:
+    if low is None or high is None or not low < high:  # also NaN
         return None
     return pair if isinstance(pair, Interval) else Interval(low, high)
 

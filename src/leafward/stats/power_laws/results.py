@@ -21,8 +21,8 @@ ALL_ROWS = "all"
 
 
 @dataclass(frozen=True)
-class Result(ABC):
-    """Shared by all results: one line of words, and a dictionary that is valid JSON."""
+class Told(ABC):
+    """What a fit tells: one line of words, and a dictionary that is valid JSON."""
 
     def to_dict(self) -> dict[str, Any]:
         """All fields and the summary; non-finite numbers become None."""
@@ -45,7 +45,7 @@ def _plain(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class PowerLawFit(Result):
+class PowerLawFit(Told):
     """y = C / x^exponent + offset, with one coefficient and offset, or one for each group.
 
     `coefficients` and `offsets` are keyed by group, or by "all"; a law without offset has no offsets.
@@ -91,7 +91,7 @@ class PowerLawFit(Result):
 
 
 @dataclass(frozen=True)
-class JointFit(Result):
+class JointFit(Told):
     """y = E + Σ_k C_k / x_k^a_k. `exponents`, `intervals` and `coefficients` are keyed by variable."""
 
     exponents: Mapping[str, float]

@@ -12,12 +12,12 @@ from leafward.errors import DataError, UsageError
 from leafward.stats.estimate import Interval
 from leafward.stats.power_laws import checks
 from leafward.stats.power_laws.laws import fit_power_law
-from leafward.stats.power_laws.results import PowerLawFit, Result
+from leafward.stats.power_laws.results import PowerLawFit, Told
 from leafward.stats.power_laws.separable import Array
 
 
 @dataclass(frozen=True)
-class WidthFit(Result):
+class WidthFit(Told):
     """`loss`: L = C/m^a + offset of the corpus. `growth`: k of N ∝ m^k, where parameter counts were given."""
 
     loss: PowerLawFit

@@ -80,14 +80,13 @@ def difference(monitor: str, results: Sequence[Record], units: Units, pairs: Seq
     return found.named("", better="higher")
 
 
-def show_models(made: Result, members: Sequence[Record], terminal: bool = False) -> None:
-    """A row for each model of the run, with what was measured of it."""
+def show_models(made: Result, members: Sequence[Record], *more: str, terminal: bool = False) -> None:
+    """A row for each model of the run, with `more` of its record, and what was measured of it."""
     scores = list(dict.fromkeys(name for member in members for name in member["scores"]))
-    columns = [key for key in ("parameters", "step") if all(key in member for member in members)]
     made.section("Models")
     made.table(
-        ["model", *columns, *(NAMES.get(name) or name for name in scores)],
-        [[m["name"], *(m[key] for key in columns), *(m["scores"].get(name) for name in scores)] for m in members],
+        ["model", *more, *(NAMES.get(name) or name for name in scores)],
+        [[m["name"], *(m[key] for key in more), *(m["scores"].get(name) for name in scores)] for m in members],
         terminal=terminal,
     )
 

@@ -66,7 +66,7 @@ class Training(Experiment[Config]):
         title, units = f"{config.model}: {config.task}", [read_units(member.path) for member in members]
         made = report.result(title, str(config.data), config.geometry, monitor, results, units)
         made.values["data"] = {"classes": self.task.classes}
-        report.show_models(made, results)
+        report.show_models(made, results, "parameters", "step")
         report.show_training(made, monitor, curves(members))
         return made
 
