@@ -28,12 +28,12 @@ PARTS = ("pull", "contrast", "hardest")
 def result(config: Config, results: Sequence[Record], curves: Mapping[str, Sequence[Record]]) -> Result:
     """What was found of the model, and of its twin in the other geometry where there is one."""
     found, objective = results[0], config.objective
-    numbers = headline(found)
+    numbers, *others = ([Estimate.from_json(each) for each in member["headline"]] for member in results)
     values = {key: value for key, value in found.items() if key != "headline"}
     twin = results[1]["after"] if len(results) > 1 else None
     if twin:
         name = "hyperbolic twin" if objective.geometry == "euclidean" else "Euclidean twin"
-        pairs = zip(numbers, headline(results[1]), strict=True)
+        pairs = zip(numbers, others[0], strict=True)
         numbers = [dataclasses.replace(own, twin=other, twin_name=name) for own, other in pairs]
         values["twin"] = twin
     made = Result(

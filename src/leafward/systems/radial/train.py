@@ -76,7 +76,7 @@ def train(member: Member[Config], directory: RunDirectory, cluster: Cluster) -> 
         encoder.save_pretrained(member.model)
         save_roots(model, member.home / ROOTS)
         after, intervals = score(suite, watched, encoder, learned_roots(model), config)
-        return {
+        found = {
             "before": before,
             "after": after,
             "intervals": intervals,
@@ -85,6 +85,7 @@ def train(member: Member[Config], directory: RunDirectory, cluster: Cluster) -> 
             "validation": done.metrics,
             "steps": done.step,
         }
+        return found | {"headline": [number.to_json() for number in report.headline(found)]}
 
     return cluster.on_main(conclude)
 
