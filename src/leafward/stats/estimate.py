@@ -157,6 +157,11 @@ class Estimate:
         object.__setattr__(self, "value", _real(self.value, f"value{of}"))
         object.__setattr__(self, "interval", _checked(self.interval, f"interval{of}", self.possible))
 
+    @classmethod
+    def of(cls, value: float | None, pair: Iterable[float | None] | None) -> Estimate:
+        """From what a file holds: a pair of no width, or with an end missing, is no interval."""
+        return cls(value, sound(pair))
+
     @property
     def number(self) -> float:
         """The value; NaN where it could not be computed."""

@@ -154,9 +154,8 @@ def _cells(row: dict[str, Any]) -> list[Any]:
 
 def _accuracy(row: dict[str, Any]) -> Estimate:
     from leafward.report import Estimate
-    from leafward.stats.estimate import sound
 
-    return Estimate(row["accuracy"], sound(row["interval"]))
+    return Estimate.of(row["accuracy"], row["interval"])
 
 
 def _headline(table: Sequence[dict[str, Any]]) -> list[Estimate]:

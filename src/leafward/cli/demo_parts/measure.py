@@ -61,7 +61,6 @@ HEADLINES = ("strong exponent, α ≤ 1", "strong − weak exponent")
 def _draw(page: Result, report: AuditReport, found: dict[str, Any]) -> None:
     from leafward.cli.audit import add_audit
     from leafward.report import Estimate
-    from leafward.stats.estimate import sound
     from leafward.systems.superposition.figures import exponents, losses
     from leafward.systems.superposition.report import models
 
@@ -77,7 +76,7 @@ def _draw(page: Result, report: AuditReport, found: dict[str, Any]) -> None:
         if drawn is not None:
             page.figure(drawn.figure, drawn.caption)
     tested = [
-        [each["claim"], Estimate(each["value"], sound(each["interval"])), each["verdict"]]
+        [each["claim"], Estimate.of(each["value"], each["interval"]), each["verdict"]]
         for each in found["claims"]
         if each["value"] is not None
     ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from leafward.report import Result
-from leafward.stats.estimate import Estimate, sound, with_twins_named
+from leafward.stats.estimate import Estimate, with_twins_named
 from leafward.stats.intervals import over_seeds
 from leafward.systems.helm.scoring import Scores, paired
 
@@ -65,7 +65,7 @@ def show_models(made: Result, models: Mapping[str, Record], more: Mapping[str, s
         [
             [
                 name,
-                *(Estimate(each[key]["value"], sound(each[key]["interval"])) for key in SCORED),
+                *(Estimate.of(each[key]["value"], each[key]["interval"]) for key in SCORED),
                 *(each[key] for key in more),
             ]
             for name, each in models.items()

@@ -299,7 +299,8 @@ def _order(cells: Sequence[Cell]) -> Claim:
 
 def worst(first: Verdict, second: Verdict) -> Verdict:
     """The verdict on two statements that must both hold."""
-    return next((each for each in (FAILS, UNTESTED, SCALE, UNDECIDED) if each in (first, second)), HOLDS)
+    order: tuple[Verdict, ...] = (FAILS, UNTESTED, SCALE, UNDECIDED, HOLDS)
+    return first if order.index(first) <= order.index(second) else second
 
 
 def seed_means(cells: Sequence[Cell], value: Callable[[Cell, float], float]) -> dict[int, float]:
@@ -336,7 +337,7 @@ def mean_exponent(cells: Sequence[Cell], target: Callable[[Cell], float] = lambd
     low, high = cell["interval"]
     shift = target(cell)
     ends = None if low is None or high is None else Interval(low - shift, high - shift, method=cell["interval_method"])
-    return Estimate(cell["exponent"] - shift, sound(ends))
+    return Estimate.of(cell["exponent"] - shift, ends)
 
 
 def method_of(found: Estimate) -> str:

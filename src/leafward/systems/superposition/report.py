@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leafward.report import Estimate, Result, save_svg
-from leafward.stats.estimate import sound
 from leafward.systems.superposition.analysis import reference_law
 from leafward.systems.superposition.claims import signed
 from leafward.systems.superposition.figures import STRONG_SHOWN, WEAK_SHOWN, draw, law_words, nearest
@@ -32,7 +31,7 @@ def result(config: Config, found: dict[str, Any]) -> Result:
     made.table(
         ["claim", "here", "verdict", "more"],
         [
-            [each["claim"], Estimate(each["value"], sound(each["interval"])), each["verdict"], each["note"]]
+            [each["claim"], Estimate.of(each["value"], each["interval"]), each["verdict"], each["note"]]
             for each in found["claims"]
         ],
         "“Superposition Yields Robust Neural Scaling” (arXiv 2505.10465), tested on this run",
@@ -67,7 +66,7 @@ def add_figures(made: Result, features: int, folder: Path) -> None:
 
 def _exponents(made: Result, fits: Sequence[dict[str, Any]]) -> None:
     decays = sorted({fit["decay"] for fit in fits})
-    found = {(fit["law"], fit["decay"]): Estimate(fit["exponent"], sound(fit["interval"])) for fit in fits}
+    found = {(fit["law"], fit["decay"]): Estimate.of(fit["exponent"], fit["interval"]) for fit in fits}
     laws = list(dict.fromkeys(fit["law"] for fit in fits))
     methods = {fit["interval_method"] for fit in fits} - {None}
     made.table(
@@ -85,43 +84,35 @@ def _ranges(made: Result, fits: Sequence[dict[str, Any]]) -> None:
     if len(shown) > MOST_ROWS:
         decays = {nearest(decays, STRONG_SHOWN), nearest(decays, WEAK_SHOWN)}
     shown = [fit for fit in shown if fit["decay"] in decays]
-    by_hand = any(fit["by_hand"] for fit in shown)
     rows = []
     for fit in shown:
         chosen, hand, without = fit["automatic"], fit["by_hand"], fit["leave_largest_out"]
         rows.append(
-            [
-                law_words(fit["law"]),
-                round(fit["decay"], 3),
-                fit["exponent"],
-                fit["r_squared"],
-                Estimate(chosen["exponent"], sound(chosen["interval"])),
-                f"m ≥ {chosen['low']:g}",
-                chosen["straight"],
-                *([Estimate(hand["exponent"], sound(hand["interval"])), f"m ≥ {hand['low']:g}"] if by_hand else []),
-                without["exponent"],
-                f"{without['log_error']:.0%}",
-                min(fit["alternatives"]["delta_aicc"], key=lambda name: fit["alternatives"]["delta_aicc"][name]),
-            ]
+            {
+                "law": law_words(fit["law"]),
+                "γ": round(fit["decay"], 3),
+                "all widths": fit["exponent"],
+                "R²": fit["r_squared"],
+                "automatic range": Estimate.of(chosen["exponent"], chosen["interval"]),
+                "its widths": f"m ≥ {chosen['low']:g}",
+                "straight": chosen["straight"],
+                **(_of_the_paper(hand) if hand else {}),
+                "without the largest": without["exponent"],
+                "error there": f"{without['log_error']:.0%}",
+                "best law (AICc)": min(fit["alternatives"]["delta_aicc"], key=fit["alternatives"]["delta_aicc"].get),
+            }
         )
     made.table(
-        [
-            "law",
-            "γ",
-            "all widths",
-            "R²",
-            "automatic range",
-            "its widths",
-            "straight",
-            *(["range of the paper", "its widths"] if by_hand else []),
-            "without the largest",
-            "error there",
-            "best law (AICc)",
-        ],
-        rows,
+        list(rows[0]),
+        [list(row.values()) for row in rows],
         "The same exponents over other ranges, how well the largest width is predicted from the others, and which of "
         "power, exponential and logarithmic law fits best",
     )
+
+
+def _of_the_paper(hand: dict[str, Any]) -> dict[str, Any]:
+    found = Estimate.of(hand["exponent"], hand["interval"])
+    return {"range of the paper": found, "the paper's widths": f"m ≥ {hand['low']:g}"}
 
 
 def _joint(made: Result, fits: Sequence[dict[str, Any]]) -> None:
@@ -131,7 +122,7 @@ def _joint(made: Result, fits: Sequence[dict[str, Any]]) -> None:
         if "error" in fit:
             cells, remark = [None] * len(names), fit["error"]
         else:
-            cells = [Estimate(fit["exponents"][name], sound(fit["intervals"][name])) for name in names]
+            cells = [Estimate.of(fit["exponents"][name], fit["intervals"][name]) for name in names]
             remark = f"rms error {fit['rms_log_error']:.1%}"
             if fit["undetermined"]:
                 remark += f"; these data do not settle the exponent of {', '.join(fit['undetermined'])}"
