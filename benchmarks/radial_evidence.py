@@ -33,7 +33,7 @@ import torch
 from leafward.config import replace
 from leafward.encoders.encoder import Encoder, load_encoder, merge_adapters
 from leafward.encoders.zeroshot import class_vectors
-from leafward.engine import DataOrder, RunDirectory, fit
+from leafward.engine import DataOrder, RunDirectory, train_loop
 from leafward.engine.loop import to_device
 from leafward.files import finite, write_json
 from leafward.systems.radial import breeds
@@ -143,7 +143,7 @@ class Trained:
         model, task = prepare(config, encoder, self.data)
         with tempfile.TemporaryDirectory() as folder:
             directory = RunDirectory.create(Path(folder) / "run", config, recipe="radial")
-            fit(model, task, *loop_and_optim(config, len(self.data)), directory)
+            train_loop(model, task, *loop_and_optim(config, len(self.data)), directory)
         merge_adapters(encoder)
         return model, self.objective(model, objective)
 

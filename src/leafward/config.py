@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta, inspect
@@ -47,6 +47,15 @@ Template = Annotated[
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of all settings. The constructor checks nothing; `checked` does, for everything that takes settings."""
 
+    EARLIER: ClassVar[Mapping[str, str]] = {}
+    """Names that settings had in earlier versions -> their dotted names today."""
+    ALTERNATIVES: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Pairs of fields of which one counts: whoever sets one alone leaves the other at its default."""
+    MAIN: ClassVar[str] = ""
+    """The field that the name of the whole group may stand for: `data` for `data.source`."""
+    RARE: ClassVar[frozenset[str]] = frozenset()
+    """Fields that --help leaves to --help-all."""
+
     def conditions(self) -> None:
         """Refuse fields that do not go together; called by `checked` once each of them is what its type allows."""
 
@@ -58,10 +67,21 @@ def checked(kind: type[S], values: Any) -> S:
     """Settings from a mapping, or from settings that nothing has checked yet: the one check of what a user sets.
 
     Texts that are numbers, as a command line or JSON may have them, become numbers. What a type does not allow is
-    refused by its dotted path, with what is allowed and what came; an unknown name with the nearest valid one.
+    refused by its dotted path, with what is allowed and what came; an unknown name with the nearest valid one. The name
+    of a nested field may stand alone where only one field is called so (`steps` for `loop.steps`); what a mapping
+    leaves out is as in the defaults of `kind`.
     """
     kind = type(values) if isinstance(values, kind) else kind
-    plain = to_dict(values)
+    return _checked(kind, to_dict(values), _defaults(kind))
+
+
+def replace(settings: S, **changes: Any) -> S:
+    """The same settings with other values for some fields, checked; their names may be dotted or short."""
+    return _checked(type(settings), to_dict(changes), to_dict(settings))
+
+
+def _checked(kind: type[S], given: Any, base: dict[str, Any]) -> S:
+    plain = _completed(kind, _placed(kind, given), base) if isinstance(given, dict) else given
     try:
         settings = msgspec.convert(plain, kind, strict=False, dec_hook=_read_path)
     except msgspec.ValidationError as error:
@@ -71,9 +91,98 @@ def checked(kind: type[S], values: Any) -> S:
     return settings
 
 
-def replace(settings: S, **changes: Any) -> S:
-    """The same settings with other values for some fields, checked."""
-    return checked(type(settings), to_dict(settings) | changes)
+def short_names(kind: type[Settings]) -> dict[str, str]:
+    """What may stand for the dotted name of a nested field: its last part where no other field is called so, and the
+    names of earlier versions."""
+    places: dict[str, list[str]] = {}
+    for path in _nested(kind):
+        places.setdefault(path.rpartition(".")[2], []).append(path)
+    own = set(kind.__struct_fields__)
+    short = {name: paths[0] for name, paths in places.items() if len(paths) == 1 and name not in own}
+    main = {name: f"{name}.{inner.MAIN}" for name, inner in _groups(kind).items() if inner.MAIN}
+    return short | main | dict(kind.EARLIER)
+
+
+def full_name(kind: type[Settings], name: str) -> str:
+    """The dotted name of a field from that or a short one; refused where there is none."""
+    name = name.replace("-", "_")
+    path = short_names(kind).get(name, name)
+    known = [*kind.__struct_fields__, *_nested(kind)]
+    if path not in known:
+        raise UsageError(f"unknown setting {name!r}; {nearest(name, [*known, *short_names(kind)])}")
+    return path
+
+
+def alternatives(kind: type[Settings]) -> dict[str, tuple[str, Any]]:
+    """Dotted name of a field -> the field that it replaces, and the default of that one."""
+    found: dict[str, tuple[str, Any]] = {}
+    for prefix, part in [("", kind), *((f"{name}.", inner) for name, inner in _groups(kind).items())]:
+        defaults = _defaults(part)
+        for one, other in part.ALTERNATIVES:
+            found[prefix + one] = (prefix + other, defaults[other])
+            found[prefix + other] = (prefix + one, defaults[one])
+    return found
+
+
+def _nested(kind: type[Settings]) -> list[str]:
+    """The dotted names of all fields of fields."""
+    return [
+        path
+        for group, inner in _groups(kind).items()
+        for path in (
+            *(f"{group}.{name}" for name in inner.__struct_fields__),
+            *(f"{group}.{p}" for p in _nested(inner)),
+        )
+    ]
+
+
+@cache
+def _groups(kind: type[Settings]) -> dict[str, type[Settings]]:
+    """The fields that are settings themselves, or None."""
+    hints = get_type_hints(kind)
+    arms = {name: [arm for arm in (hints[name], *get_args(hints[name])) if is_settings(arm)] for name in _fields(kind)}
+    return {name: found[0] for name, found in arms.items() if found and hints[name] in (found[0], found[0] | None)}
+
+
+def _fields(kind: type[Settings]) -> tuple[str, ...]:
+    return kind.__struct_fields__
+
+
+def _defaults(kind: type[Settings]) -> dict[str, Any]:
+    """The fields that have a default, as plain values."""
+    fields = msgspec.structs.fields(kind)
+    return {field.name: to_dict(field.default) for field in fields if field.default is not msgspec.NODEFAULT}
+
+
+def _placed(kind: type[Settings], given: dict[str, Any]) -> dict[str, Any]:
+    """`given` with every value at its place: no short, earlier or dotted names."""
+    short, placed = short_names(kind), {}
+    for name, value in given.items():
+        group = name in kind.__struct_fields__ and (name not in short or value is None or isinstance(value, dict))
+        path = name if group else short.get(name, name)
+        inner, parts = placed, path.split(".")
+        for part in parts[:-1]:
+            inner = inner.setdefault(part, {})
+        if parts[-1] in inner and isinstance(inner[parts[-1]], dict) and isinstance(value, dict):
+            inner[parts[-1]] = value | inner[parts[-1]]
+        elif parts[-1] in inner:
+            raise UsageError(f"{path} is given twice")
+        else:
+            inner[parts[-1]] = value
+    return placed
+
+
+def _completed(kind: type[Settings], given: dict[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """`given` with what it leaves out as in `base`, down to the fields of fields."""
+    whole = {**base, **given}
+    for one, other in kind.ALTERNATIVES:
+        for said, unsaid in ((one, other), (other, one)):
+            if given.get(said) is not None and unsaid not in given:
+                whole[unsaid] = _defaults(kind)[unsaid]
+    for name, inner in _groups(kind).items():
+        if isinstance(given.get(name), dict):
+            whole[name] = _completed(inner, given[name], base.get(name) or _defaults(inner))
+    return whole
 
 
 def is_settings(kind: Any) -> bool:
@@ -198,7 +307,8 @@ def _refusal(kind: Any, value: Any, steps: list[str], path: str = "") -> UsageEr
             return _refusal(fields[steps[0]].type, value[steps[0]], steps[1:], _join(path, steps[0]))
         for key in value:
             if key not in fields:
-                return UsageError(f"unknown key {_join(path, key)!r}; {nearest(key, fields)}")
+                known = fields if path else {**fields, **short_names(kind.cls)}
+                return UsageError(f"unknown key {_join(path, key)!r}; {nearest(key, known)}")
         missing = next(name for name, field in fields.items() if field.required and name not in value)
         return UsageError(f"missing key {_join(path, missing)!r}, which has no default")
     if isinstance(kind, inspect.Metadata) and steps:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import json
 import math
@@ -16,7 +15,7 @@ import golden_presets
 import torch
 from golden_cases import EXACT, STEPS, SYSTEMS, System
 
-from leafward.config import checked, to_dict
+from leafward.config import replace
 from leafward.files import write_text
 
 THREADS = 1
@@ -49,7 +48,12 @@ def train(system: str, settings: Mapping[str, Any], data: Path, out: Path, *, re
     home = golden_presets.PACKAGES[system]
     known, training = (importlib.import_module(f"{home}.{part}") for part in ("config", "train"))
     first = next(iter(known.PRESETS.values()))()
-    training.run(checked(known.Config, _changed(to_dict(first), settings, data)), out, resume=resume)
+    training.run(replace(first, **{name: _found(value, data) for name, value in settings.items()}), out, resume=resume)
+
+
+def _found(value: Any, data: Path) -> Any:
+    """A setting; where it begins with @, a path in `data`."""
+    return str(data / value[1:]) if isinstance(value, str) and value.startswith("@") else value
 
 
 @contextmanager
@@ -62,18 +66,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _changed(settings: dict[str, Any], changes: Mapping[str, Any], data: Path) -> dict[str, Any]:
-    changed = copy.deepcopy(settings)
-    for dotted, value in changes.items():
-        *groups, name = dotted.split(".")
-        place = changed
-        for group in groups:
-            place = place[group]
-        assert name in place, f"there is no setting {dotted}"
-        place[name] = str(data / value[1:]) if isinstance(value, str) and value.startswith("@") else value
-    return changed
 
 
 def _losses(system: System, metrics: Path) -> dict[str, list[float]]:

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from leafward.cli.choice import load, show_choices, take_value
+from leafward.config import checked, load_yaml, to_dict
 from leafward.errors import UsageError, nearest
 from leafward.systems import TASKS, TRAININGS
 
@@ -27,6 +28,10 @@ class Args:
     overwrite: bool
 
 
+SHORT = """
+
+The group of a name may be left out where no other setting is called so: --steps is --loop.steps, and --data is the
+source of the data. --help-all shows the rarer settings too."""
 USAGE = "leafward train SYSTEM [--preset NAME | --config FILE] [--out DIR] [--key value]"
 
 
@@ -41,17 +46,18 @@ CONFIGS = {words: f"{home}.config" for words, home in HOMES.items()}
 
 def parse(argv: list[str]) -> Args:
     """The first word is the recipe; a preset or a saved file gives the defaults for the rest."""
-    from leafward.cli.parse import parse_into
+    from leafward.cli.parse import brief, parse_into
 
     if not argv or argv[0].startswith("-"):
         show_choices(USAGE, CONFIGS, "system", 0 if {"-h", "--help"} & set(argv) else 2)
     name, words = chosen(argv)
     recipe = load(CONFIGS, name, "system")
     preset, file = take_value(words, "--preset")[0], take_value(words, "--config")[0]
-    cls = _flags(recipe, name, preset)
-    parsed = parse_into(
-        cls, f"leafward train {name}", words, description=recipe.SUMMARY, default=_default(cls, recipe, preset, file)
-    )
+    kind = brief(recipe.Config) if {"-h", "--help"} & set(words) else recipe.Config
+    cls = _flags(recipe, kind)
+    words = ["--help" if word == "--help-all" else word for word in words]
+    default = _default(cls, kind, recipe, preset, file)
+    parsed = parse_into(cls, f"leafward train {name}", words, description=recipe.SUMMARY + SHORT, default=default)
     folder = "-".join([*name.replace("--task ", "").split(), parsed.preset or Path(file or "").stem or "run"])
     out = parsed.out or Path("runs") / folder
     return Args(HOMES[name], parsed.settings, out, parsed.resume, parsed.overwrite)
@@ -67,7 +73,7 @@ def chosen(argv: list[str]) -> tuple[str, list[str]]:
     return name, words
 
 
-def _flags(recipe: ModuleType, name: str, preset: str | None) -> type:
+def _flags(recipe: ModuleType, kind: Any) -> type:
     """A dataclass of the shared training flags and, without a prefix, the training's own configuration."""
     import tyro
 
@@ -86,24 +92,22 @@ def _flags(recipe: ModuleType, name: str, preset: str | None) -> type:
             ("overwrite", flag(bool, "Replace a finished run."), False),
             (
                 "settings",
-                Annotated[recipe.Config, tyro.conf.arg(name="")],
-                dataclasses.field(default_factory=recipe.Config),
+                Annotated[kind, tyro.conf.arg(name="")],
+                dataclasses.field(default_factory=kind),
             ),
         ],
     )
 
 
-def _default(cls: type, recipe: ModuleType, preset: str | None, file: str | None) -> Any:
+def _default(cls: type, kind: Any, recipe: ModuleType, preset: str | None, file: str | None) -> Any:
     if preset is not None and file is not None:
         raise UsageError("give --preset or --config, not both")
     if file is not None:
-        from leafward.config import load_yaml
-
-        return cls(config=Path(file), settings=load_yaml(recipe.Config, file))
+        return cls(config=Path(file), settings=load_yaml(kind, file))
     preset = next(iter(recipe.PRESETS)) if preset is None else preset
     if preset not in recipe.PRESETS:
         raise UsageError(f"--preset {preset!r} is not a preset of this training; {nearest(preset, recipe.PRESETS)}")
-    return cls(preset=preset, settings=recipe.PRESETS[preset]())
+    return cls(preset=preset, settings=checked(kind, to_dict(recipe.PRESETS[preset]())))
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:

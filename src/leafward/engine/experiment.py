@@ -14,14 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from leafward.config import replace, to_dict
+from leafward.config import checked, replace, to_dict
 from leafward.engine.bookkeeping import Signals
-from leafward.engine.distributed import Cluster
+from leafward.engine.config import MAY_CHANGE, ONE_ARM
+from leafward.engine.distributed import Cluster, session
 from leafward.engine.layout import begun_otherwise, is_run
 from leafward.engine.lock import release, releasing
 from leafward.engine.run import MEMBERS, MODEL, RESULT, RunDirectory, discard_unbegun
@@ -73,10 +75,10 @@ class Experiment(Generic[C]):
 
     recipe: ClassVar[str] = ""
     """What later commands know the run by."""
+    settings: ClassVar[ModuleType]
+    """The module of its settings: `Config`, and where there are any `check`, `MAY_CHANGE` and `ABLATIONS`."""
     member_recipe: ClassVar[str | None] = None
     """The same of the members, where their settings are not those of the run."""
-    may_change: ClassVar[Sequence[str]] = ()
-    """Settings that a resumed run may change."""
     leftovers: ClassVar[Sequence[str]] = ()
     """Files and folders of the system's own, which go when a run is replaced."""
     kind: ClassVar[type[RunDirectory]] = RunDirectory
@@ -86,16 +88,36 @@ class Experiment(Generic[C]):
 
     def __init__(self, config: Any, cluster: Cluster) -> None:
         self.config, self.cluster = config, cluster
+        self.may_change = may_change(self.settings)
         self.out = Path()
         self.fresh = False
         self._group: Any = None
+
+    @classmethod
+    def launch(cls, config: Any, out: str | Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:
+        """Train, publish and score in the run directory `out`; returns what result.json holds.
+
+        Start it with torchrun for several ranks. Raises `engine.Interrupted` after SIGTERM or SIGINT, once everything
+        is saved; the same call with `resume` goes on from there. What `arms.ablate` and `arms.grid` name is trained in
+        runs of their own below `out`.
+        """
+        from leafward.engine.sweep import Sweep, cells_of
+
+        config = checked(cls.settings.Config, config)
+        if hasattr(cls.settings, "check"):
+            cls.settings.check(config)
+        cells = cells_of(config, getattr(cls.settings, "ABLATIONS", {}))
+        with session(config.loop.device, config.loop.timeout) as cluster:
+            made = Sweep(cls, config, cells, cluster) if cells else cls(config, cluster)
+            return made.run(out, resume=resume, overwrite=overwrite)
 
     def arms(self) -> Mapping[str, C]:
         """What is compared, the arm that the run is named for first, as settings of one model each."""
         raise NotImplementedError
 
     def seeds(self) -> Sequence[int]:
-        return (self.config.seed,)
+        first = self.config.loop.seed
+        return range(first, first + self.config.arms.seeds)
 
     def seeded(self, settings: C, seed: int) -> C:
         """The settings of one member."""
@@ -264,19 +286,20 @@ class Experiment(Generic[C]):
         return result
 
 
-def alone(settings: Any, seed: int, **changes: Any) -> Any:
-    """Settings of one model with this seed: `seed`, or that of the `loop`; without twin, comparison and more seeds."""
-    single: dict[str, Any] = {"twin": False, "compare": False, "seeds": 1}
-    single = {name: value for name, value in single.items() if hasattr(settings, name)}
-    loop = getattr(settings, "loop", None)
-    single |= {"seed": seed} if loop is None else {"loop": replace(loop, seed=seed)}
-    return replace(settings, **single | changes)
+def may_change(settings: ModuleType) -> tuple[str, ...]:
+    """The settings that a resumed run of a training may change."""
+    return (*MAY_CHANGE, *getattr(settings, "MAY_CHANGE", ()))
+
+
+def alone(settings: Any, seed: int) -> Any:
+    """Settings of one model with this seed: without twin, comparison and more seeds."""
+    return replace(settings, arms=to_dict(type(settings.arms)()) | to_dict(ONE_ARM), loop={"seed": seed})
 
 
 def by_geometry(config: Any) -> dict[str, Any]:
-    """The arms of a comparison of geometries: that of `config` and, with `twin`, the other one."""
+    """The arms of a comparison of geometries: that of `config` and, with its twin, the other one."""
     other = "euclidean" if config.geometry == "lorentz" else "lorentz"
-    return {name: replace(config, geometry=name) for name in (config.geometry, *([other] if config.twin else []))}
+    return {name: replace(config, geometry=name) for name in (config.geometry, *([other] if config.arms.twin else []))}
 
 
 def batch_of(wanted: int, samples: int, cluster: Cluster) -> int:

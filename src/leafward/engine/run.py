@@ -23,7 +23,7 @@ from leafward.files import LARGEST_RECORD, finite, read_bytes, read_record, read
 CONFIG, ENV, METRICS, RESULT, REPORT = "config.yaml", "env.json", "metrics.jsonl", "result.json", "report.html"
 FORMAT = "leafward-run"
 CHECKPOINTS, BOARD, BAD_BATCH = "checkpoints", "tensorboard", "nonfinite-"
-MODEL, MEMBERS, FIGURES = "model", "members", "figures"
+MODEL, MEMBERS, CELLS, FIGURES = "model", "members", "cells", "figures"
 EVALUATION = ("evaluation.json", "evaluation.html", "evaluation")
 """What evaluations of a run leave in its directory."""
 
@@ -212,7 +212,7 @@ class RunDirectory:
 
     def _only_lacks_its_page(self) -> bool:
         """Whether a finished run has no report.html, and what it trained is there to make it from."""
-        trained = any(any((self.path / name).glob("*")) for name in (CHECKPOINTS, MEMBERS))
+        trained = any(any((self.path / name).glob("*")) for name in (CHECKPOINTS, MEMBERS, CELLS))
         return trained and not self.report.is_file()
 
     def _has_mark(self) -> bool:
@@ -231,7 +231,7 @@ class RunDirectory:
         batches = [path.name for path in self.path.glob(f"{BAD_BATCH}*")]
         try:
             shown = REPORT, BOARD, FIGURES, *EVALUATION
-            for name in (RESULT, CHECKPOINTS, METRICS, *shown, MODEL, MEMBERS, *batches, CONFIG, ENV):
+            for name in (RESULT, CHECKPOINTS, METRICS, *shown, MODEL, MEMBERS, CELLS, *batches, CONFIG, ENV):
                 path = self.path / name
                 if path.is_dir():
                     shutil.rmtree(path)
@@ -313,7 +313,9 @@ def discard_unbegun(path: str | Path) -> None:
 
 def _discard(path: str | Path) -> None:
     run = RunDirectory(path, {})
-    begun = any(run.checkpoints.rglob("*")) or any((run.path / name).exists() for name in (METRICS, RESULT, MEMBERS))
+    begun = any(run.checkpoints.rglob("*")) or any(
+        (run.path / name).exists() for name in (METRICS, RESULT, MEMBERS, CELLS)
+    )
     if run._has_mark() and not begun:
         run._clear()
 

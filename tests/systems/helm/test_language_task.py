@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import leafward
 from leafward.data.text import prepare
-from leafward.engine import LoopConfig, OptimConfig, RunDirectory, fit, parameter_groups
+from leafward.engine import LoopConfig, OptimConfig, RunDirectory, train_loop, parameter_groups
 from leafward.errors import DataError, LeafwardError, UsageError
 from leafward.nn import Gate
 from leafward.stats.intervals import mean_interval
@@ -54,7 +54,7 @@ def train(corpus, model, path, steps=60, **loop):
     settings = LoopConfig(steps=steps, batch_size=8, log_every=10, device="cpu", **loop)
     run = RunDirectory.create(path, settings)
     with task.balancing(model, 1e-2):
-        result = fit(model, task, settings, OptimConfig(lr=5e-3), run)
+        result = train_loop(model, task, settings, OptimConfig(lr=5e-3), run)
     return result, run
 
 

@@ -161,7 +161,7 @@ def test_a_stopped_run_keeps_what_is_done(config: Config, tmp_path: Path, monkey
         count.append(1)
         if len(count) == 2:
             raise KeyboardInterrupt
-        return fit(*arguments)
+        return train_loop(*arguments)
 
     monkeypatch.setattr(training, "fit", stop)
     with pytest.raises(KeyboardInterrupt):

@@ -145,7 +145,7 @@ def test_a_stopped_run_goes_on_where_it_was(small: Config, tmp_path: Path, monke
         trained.append(1)
         if len(trained) == 3:  # the host alone, with LatHAdapter, and then the twin
             raise KeyboardInterrupt
-        return fit(host, *rest)
+        return train_loop(host, *rest)
 
     monkeypatch.setattr(training, "fit", stop)
     with pytest.raises(KeyboardInterrupt):

@@ -94,8 +94,8 @@ def page(config: Config, result: dict[str, Any], curves: Curves, environment: Re
     first = result["members"][0]
     made = Page(
         f"HELM: {config.model}",
-        subtitle=f"{first['parameters']:,} weights, {config.geometry}{' and its twin' if config.twin else ''}, "
-        f"{config.seeds} seed{'s' * (config.seeds > 1)}, {first['tokens']:,} tokens in {config.loop.steps} steps",
+        subtitle=f"{first['parameters']:,} weights, {config.geometry}{' and its twin' if config.arms.twin else ''}, "
+        f"{config.arms.seeds} seed{'s' * (config.arms.seeds > 1)}, {first['tokens']:,} tokens in {config.loop.length}",
     )
     for note in result["notes"]:
         made.note(note)
@@ -130,7 +130,7 @@ def page(config: Config, result: dict[str, Any], curves: Curves, environment: Re
     made.table(
         ["split", "documents", "tokens", "bytes"],
         [[name, each["documents"], each["tokens"], each["bytes"]] for name, each in result["data"].items()],
-        str(config.data),
+        str(config.data.source),
     )
     made.section("How it was run")
     made.command(shlex.join(environment["argv"]))

@@ -71,7 +71,7 @@ def _added(results: Sequence[Record], ours: Sequence[int], plain: Sequence[int])
 def write(config: Config, monitor: str, result: Record, curves: Curves, out: Path) -> None:
     """report.html of a run."""
     first = result["members"][0]
-    page = Page(f"Hi-Mapper on {first['backbone']}: {config.task}", subtitle=str(config.data))
+    page = Page(f"Hi-Mapper on {first['backbone']}: {config.data.task}", subtitle=str(config.data.source))
     for note in result["notes"]:
         page.note(note)
     page.headline([Number.from_json(record) for record in result["headline"]])

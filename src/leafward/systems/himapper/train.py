@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from leafward.config import checked, replace
-from leafward.engine import Cluster, Experiment, Loss, Member, RunDirectory, fit, publish, session
+from leafward.config import replace
+from leafward.engine import Cluster, Experiment, Loss, Member, RunDirectory, publish, train_loop
 from leafward.engine.experiment import curves
 from leafward.files import finite
+from leafward.systems.himapper import config as settings
 from leafward.systems.himapper import report
 from leafward.systems.himapper.build import backbone_source, build, card_of, expected_pixels, freeze_plain, mapper_of
-from leafward.systems.himapper.config import MAY_CHANGE, Config, check
+from leafward.systems.himapper.config import Config
 from leafward.systems.vision import train as vision
-from leafward.systems.vision.config import Config as VisionConfig
 from leafward.systems.vision.train import UNITS
 
 if TYPE_CHECKING:
@@ -65,19 +64,16 @@ class OnFrozenBackbone:
 class Training(Experiment[Config]):
     """The tree, and what it is compared with."""
 
-    recipe, may_change, leftovers = "himapper", MAY_CHANGE, (UNITS,)
+    recipe, settings, leftovers = "himapper", settings, (UNITS,)
 
     def __init__(self, config: Config, cluster: Cluster) -> None:
         super().__init__(config, cluster)
-        self.task = vision.make_task(vision_config(config), expected_pixels(config))
-        if config.check:
+        self.task = vision.make_task(config, expected_pixels(config))
+        if config.data.check:
             cluster.on_main(self.task.check)
 
     def arms(self) -> dict[str, Config]:
         return arms(self.config)
-
-    def seeds(self) -> range:
-        return range(self.config.loop.seed, self.config.loop.seed + self.config.seeds)
 
     def train(self, member: Member[Config], run: RunDirectory, cluster: Cluster) -> dict[str, Any]:
         """Train one model, publish it and score it."""
@@ -90,8 +86,8 @@ class Training(Experiment[Config]):
         if not config.plain:
             learned = WithHierarchy(task, config.contrast_weight, config.kl_weight)
         elif config.freeze_backbone:
-            learned = OnFrozenBackbone(task, freeze_plain(model, config.task))
-        fitted = fit(model, learned, config.loop, config.optim, run, cluster)
+            learned = OnFrozenBackbone(task, freeze_plain(model, config.data.task))
+        fitted = train_loop(model, learned, config.loop, config.optim, run, cluster)
         publish(model, member.model, card, cluster)
 
         record = {"arm": member.arm, "backbone": name, "parameters": parameters}
@@ -108,25 +104,16 @@ class Training(Experiment[Config]):
         report.write(self.config, self.task.monitor, result, curves(members), run.path)
 
 
-def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:
-    """Check the data, fine-tune, publish and score in the run directory `out`; returns what result.json holds.
-
-    Start it with torchrun for several ranks. Raises `engine.Interrupted` after SIGTERM or SIGINT, once everything is
-    saved; the same call with `resume` goes on from there.
-    """
-    config = checked(Config, config)
-    check(config)
-    with session(config.loop.device, config.loop.timeout) as cluster:
-        return Training(config, cluster).run(out, resume=resume, overwrite=overwrite)
+run = Training.launch
 
 
 def arms(config: Config) -> dict[str, Config]:
     """What is compared: the tree of `config` and, with `twin`, the plain backbone and the tree in the other geometry;
     with `ablation`, the deterministic tree."""
     chosen = [replace(config, ablation=False)]
-    if config.twin:
+    if config.arms.twin:
         other = "euclidean" if config.geometry == "lorentz" else "lorentz"
-        chosen += [replace(chosen[0], twin=False, plain=True), replace(chosen[0], geometry=other)]
+        chosen += [replace(chosen[0], arms={"twin": False}, plain=True), replace(chosen[0], geometry=other)]
     if config.ablation:
         chosen.append(replace(chosen[0], deterministic=True))
     return {_arm(each): each for each in chosen}
@@ -135,19 +122,3 @@ def arms(config: Config) -> dict[str, Config]:
 def _arm(config: Config) -> str:
     """plain, or the geometry of the tree, and whether the tree is deterministic."""
     return PLAIN if config.plain else config.geometry + ("-deterministic" if config.deterministic else "")
-
-
-def vision_config(config: Config) -> VisionConfig:
-    """The part of the settings that says what is learned from what."""
-    return VisionConfig(
-        task=config.task,
-        data=config.data,
-        size=config.size,
-        decoder=config.decoder,
-        sliding=config.sliding,
-        ignore=config.ignore,
-        taxonomy=config.taxonomy,
-        held_out=config.held_out,
-        augment=config.augment,
-        loop=config.loop,
-    )

@@ -20,7 +20,7 @@ from leafward.data.standard_sets import read_images
 from leafward.encoders import load_encoder
 from leafward.encoders.encoder import Encoder
 from leafward.encoders.scores import radii, similarity
-from leafward.engine import Cluster, LoopConfig, Loss, OptimConfig, RunDirectory, fit
+from leafward.engine import Cluster, LoopConfig, Loss, OptimConfig, RunDirectory, train_loop
 from leafward.engine.devices import type_of
 from leafward.engine.experiment import batch_of
 from leafward.engine.run import MODEL
@@ -95,7 +95,7 @@ def train(config: Config, data: Data, run: RunDirectory, cluster: Cluster, home:
     task = _Images(encoder, data)
     before = cluster.on_main(lambda: task.features(dual, data.test, config.batch))
     if trainable_parameters(dual)[0]:
-        fit(dual, task, *loop_and_optim(config, len(data.train), cluster), run, cluster)
+        train_loop(dual, task, *loop_and_optim(config, len(data.train), cluster), run, cluster)
 
     def conclude() -> dict[str, Any]:
         if home is not None and adapters(encoder.model):

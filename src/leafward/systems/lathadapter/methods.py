@@ -24,9 +24,9 @@ from leafward.engine import (
     Member,
     OptimConfig,
     RunDirectory,
-    fit,
     load_published,
     publish,
+    train_loop,
 )
 from leafward.engine.data import mix
 from leafward.engine.devices import device_of, type_of
@@ -375,7 +375,7 @@ def train(config: Config, member: Member[Cell], episode: Episode, run: RunDirect
     lesson = _Lesson(_shots(episode, cluster.device), labels, teaching)
     loop, optim = loop_and_optim(config, episode.seed, len(lesson.dataset))
     host.prepare(loop.steps)
-    found = fit(host, lesson, loop, optim, run, cluster)
+    found = train_loop(host, lesson, loop, optim, run, cluster)
     host.finish()
     publish(host, member.model, asdict(cell), cluster)
     return found

@@ -18,7 +18,7 @@ from leafward.adapters.surface import adapters, trainable_parameters
 from leafward.config import checked, replace
 from leafward.data.captions import Captions, image_key, read_captions, without_images_of
 from leafward.encoders.encoder import Encoder, load_encoder, make_trainable, merge_adapters
-from leafward.engine import Cluster, Experiment, LoopConfig, Member, OptimConfig, RunDirectory, fit, session
+from leafward.engine import Cluster, Experiment, LoopConfig, Member, OptimConfig, RunDirectory, session, train_loop
 from leafward.engine.devices import type_of
 from leafward.engine.experiment import curves
 from leafward.engine.layout import EARLIER_TWIN
@@ -84,7 +84,7 @@ def train(member: Member[Config], directory: RunDirectory, cluster: Cluster) -> 
         check_roots(suite, data)
     model, task = prepare(config, encoder, data, watched, cluster)
     trained, total = trainable_parameters(model)
-    done = fit(model, task, *loop_and_optim(config, len(data)), directory, cluster)
+    done = train_loop(model, task, *loop_and_optim(config, len(data)), directory, cluster)
     if cluster.main:
         save_adapter(encoder, directory.path / "adapter")
     merge_adapters(encoder)

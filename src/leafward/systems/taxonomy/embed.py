@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from leafward.data.items import read_matrix
-from leafward.engine import Cluster, LoopConfig, Loss, Member, OptimConfig, RunDirectory, fit
+from leafward.engine import Cluster, LoopConfig, Loss, Member, OptimConfig, RunDirectory, train_loop
 from leafward.engine.devices import device_of
 from leafward.files import finite, replacing, write_json
 from leafward.hierarchy import Taxonomy, metrics
@@ -147,7 +147,7 @@ def train(config: Config, tax: Taxonomy, run: RunDirectory, cluster: Cluster | N
         warmup_steps=epoch,
         final_ratio=0.05,
     )
-    fit(model, _Task(Closure(tax)), loop, optim, run, cluster)
+    train_loop(model, _Task(Closure(tax)), loop, optim, run, cluster)
     return model.cpu().eval()
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from leafward.config import checked, replace
+from leafward.config import replace
 from leafward.data.taxonomy import read_taxonomy
-from leafward.engine import Cluster, Experiment, Member, RunDirectory, session
+from leafward.engine import Cluster, Experiment, Member, RunDirectory
 from leafward.errors import UsageError
 from leafward.systems.taxonomy import report
-from leafward.systems.taxonomy.config import MAY_CHANGE, Config, check
+from leafward.systems.taxonomy.config import Config, check
 from leafward.systems.taxonomy.embed import EMBEDDINGS, NAMES, Embedded, embed, steps_per_epoch
 
 
@@ -20,7 +20,7 @@ class Training(Experiment[Config]):
     The negatives of a node are the others of its batch, so each rank trains some of the members, on whole batches.
     """
 
-    recipe, may_change, leftovers, apart = "taxonomy", MAY_CHANGE, (EMBEDDINGS, NAMES), True
+    recipe, settings, leftovers, apart = "taxonomy", settings, (EMBEDDINGS, NAMES), True
 
     def __init__(self, config: Config, cluster: Cluster) -> None:
         super().__init__(config, cluster)
@@ -31,10 +31,7 @@ class Training(Experiment[Config]):
     def arms(self) -> dict[str, Config]:
         config = self.config
         arms = {config.geometry: config}
-        return arms | ({"euclidean": replace(config, geometry="euclidean", twin=False)} if config.twin else {})
-
-    def seeds(self) -> range:
-        return range(self.config.seed, self.config.seed + self.config.seeds)
+        return arms | ({"euclidean": replace(config, geometry="euclidean", twin=False)} if config.arms.twin else {})
 
     def train(self, member: Member[Config], run: RunDirectory, cluster: Cluster) -> dict[str, Any]:
         return embed(member, self.tax, run, cluster)

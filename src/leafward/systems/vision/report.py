@@ -97,7 +97,7 @@ def difference(
 
 def write(config: Config, monitor: str, result: Record, curves: Mapping[str, Sequence[Record]], out: Path) -> None:
     """report.html of a run."""
-    page = Page(f"{config.model}: {config.task}", subtitle=str(config.data))
+    page = Page(f"{config.model}: {config.data.task}", subtitle=str(config.data.source))
     page.headline([Number.from_json(record) for record in result["headline"]])
     for note in result["notes"]:
         page.note(note)

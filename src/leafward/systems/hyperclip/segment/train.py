@@ -9,7 +9,7 @@ from leafward.adapters import trainable_parameters
 from leafward.adapters.surface import lasting
 from leafward.config import checked, replace
 from leafward.data.scenes import SceneSets, load_scenes
-from leafward.engine import Cluster, Experiment, LoopConfig, Member, OptimConfig, RunDirectory, fit, session
+from leafward.engine import Cluster, Experiment, LoopConfig, Member, OptimConfig, RunDirectory, session, train_loop
 from leafward.engine.experiment import batch_of
 from leafward.files import read_record
 from leafward.systems.hyperclip.methods import COMPARED
@@ -72,7 +72,7 @@ def train(member: Member[Config], scenes: SceneSets, run: RunDirectory, cluster:
     optim = OptimConfig(lr=config.lr, weight_decay=config.weight_decay, warmup_steps=min(100, config.steps // 10))
     model = parts.build(config)
     lesson = _task(config, scenes, model)
-    found = fit(model, lesson, loop, optim, run, cluster)
+    found = train_loop(model, lesson, loop, optim, run, cluster)
 
     def conclude() -> dict[str, Any]:
         if member.kept:
