@@ -46,7 +46,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "models.helm.config": ("systems.helm.model_config",),
     "models.helm.model": ("systems.helm.model",),
     "models.himapper": ("systems.himapper",),
-    "models.himapper.loss": ("systems.himapper.loss",),
+    "models.himapper.loss": ("systems.himapper.losses", "systems.himapper.losses.contrast"),
     "models.himapper.mapper": ("systems.himapper.mapper",),
     "models.himapper.model": ("systems.himapper.model",),
     "models.himapper.tree": ("systems.himapper.tree",),

@@ -144,6 +144,12 @@ def _groups(kind: type[Settings]) -> dict[str, type[Settings]]:
     return {name: found[0] for name, found in arms.items() if found and hints[name] in (found[0], found[0] | None)}
 
 
+@cache
+def _optional(kind: type[Settings]) -> set[str]:
+    """The fields that may be None as a whole."""
+    return {name for name, hint in get_type_hints(kind).items() if type(None) in get_args(hint)}
+
+
 def _fields(kind: type[Settings]) -> tuple[str, ...]:
     return kind.__struct_fields__
 
@@ -156,20 +162,26 @@ def _defaults(kind: type[Settings]) -> dict[str, Any]:
 
 def _placed(kind: type[Settings], given: dict[str, Any]) -> dict[str, Any]:
     """`given` with every value at its place: no short, earlier or dotted names."""
-    short, placed = short_names(kind), {}
+    short, placed, own, optional = short_names(kind), {}, kind.__struct_fields__, _optional(kind)
     for name, value in given.items():
-        group = name in kind.__struct_fields__ and (name not in short or value is None or isinstance(value, dict))
+        group = name in own and (name not in short or isinstance(value, dict) or (value is None and name in optional))
         path = name if group else short.get(name, name)
         inner, parts = placed, path.split(".")
         for part in parts[:-1]:
             inner = inner.setdefault(part, {})
-        if parts[-1] in inner and isinstance(inner[parts[-1]], dict) and isinstance(value, dict):
-            inner[parts[-1]] = value | inner[parts[-1]]
-        elif parts[-1] in inner:
-            raise UsageError(f"{path} is given twice")
-        else:
-            inner[parts[-1]] = value
+        _put(inner, parts[-1], value, path)
     return placed
+
+
+def _put(place: dict[str, Any], name: str, value: Any, path: str) -> None:
+    """Set a value, or those of a group; refused where one is there already."""
+    if isinstance(value, dict) and isinstance(place.get(name), dict):
+        for key, each in value.items():
+            _put(place[name], key, each, _join(path, key))
+    elif name in place:
+        raise UsageError(f"{path} is given twice")
+    else:
+        place[name] = dict(value) if isinstance(value, dict) else value
 
 
 def _completed(kind: type[Settings], given: dict[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from leafward.config import Settings, load_yaml
-from leafward.engine import Interrupted, LoopConfig, Loss, OptimConfig, create_run, train_loop, publish, session
+from leafward.engine import Interrupted, LoopConfig, Loss, OptimConfig, create_run, publish, session, train_loop
 from ranks import become, finish, free_port, launch
 
 CLASSES, WIDTH, LENGTH = 5, 6, 4

@@ -17,7 +17,7 @@ from engine_toys import Toy, ToyConfig, ToyTask, record, train
 from torch import nn
 
 from leafward.config import replace
-from leafward.engine import Interrupted, LoopConfig, Loss, OptimConfig, RunDirectory, train_loop, load_published
+from leafward.engine import Interrupted, LoopConfig, Loss, OptimConfig, RunDirectory, load_published, train_loop
 from leafward.engine.blocks import activation_checkpoints, blocks
 from leafward.engine.bookkeeping import Best, Guard
 from leafward.engine.loop import to_device

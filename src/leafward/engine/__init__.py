@@ -1,7 +1,7 @@
 """Training that loses nothing: settings, run directory, loop, checkpoints, distribution, progress.
 
 The engine knows no system. A system brings a model and a `Task`; `train_loop` trains it, `RunDirectory` keeps the
-record, and a run that was killed continues where its last checkpoint stands. Importing this package does not import torch.
+record, and a run that was killed continues where its last checkpoint stands. Importing this package imports no torch.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def exterior_angles(lower: Tensor, upper: Tensor, c: Curv | None) -> Tensor:
         return side if c is None else torch.sinh(c**0.5 * side)
 
     above, below = sqrt(f(half) * f(half - a)), sqrt(f(half - b) * f(half - d))
-    return torch.where(b > tiny(lower.dtype), 2.0 * atan2(above, below), 0.0).to(lower.dtype)
+    return torch.where(b > tiny(b.dtype), 2.0 * atan2(above, below), 0.0).to(lower.dtype)
 
 
 def _product_type(x: Tensor, precise: bool) -> torch.dtype:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import leafward
 from leafward.data.text import prepare
-from leafward.engine import LoopConfig, OptimConfig, RunDirectory, train_loop, parameter_groups
+from leafward.engine import LoopConfig, OptimConfig, RunDirectory, parameter_groups, train_loop
 from leafward.errors import DataError, LeafwardError, UsageError
 from leafward.nn import Gate
 from leafward.stats.intervals import mean_interval

@@ -163,7 +163,7 @@ def test_a_stopped_run_keeps_what_is_done(config: Config, tmp_path: Path, monkey
             raise KeyboardInterrupt
         return train_loop(*arguments)
 
-    monkeypatch.setattr(training, "fit", stop)
+    monkeypatch.setattr(training, "train_loop", stop)
     with pytest.raises(KeyboardInterrupt):
         train.run(several, tmp_path / "run")
     result = train.run(several, tmp_path / "run", resume=True)

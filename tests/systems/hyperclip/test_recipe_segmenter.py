@@ -133,7 +133,7 @@ def test_methods_are_compared_under_one_budget(
             raise KeyboardInterrupt
         return train_loop(*arguments)
 
-    monkeypatch.setattr(_segmenter_training, "fit", stop)
+    monkeypatch.setattr(_segmenter_training, "train_loop", stop)
     with pytest.raises(KeyboardInterrupt):
         train.run(config, tmp_path / "run")
     result = train.run(config, tmp_path / "run", resume=True)

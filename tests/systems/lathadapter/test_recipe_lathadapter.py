@@ -147,7 +147,7 @@ def test_a_stopped_run_goes_on_where_it_was(small: Config, tmp_path: Path, monke
             raise KeyboardInterrupt
         return train_loop(host, *rest)
 
-    monkeypatch.setattr(training, "fit", stop)
+    monkeypatch.setattr(training, "train_loop", stop)
     with pytest.raises(KeyboardInterrupt):
         train.run(config, tmp_path / "parts")
     again = train.run(config, tmp_path / "parts", resume=True)
@@ -202,7 +202,7 @@ def test_a_finished_run_of_an_earlier_version_is_scored_again(
     for now, then in earlier.items():
         (tmp_path / "run" / "members" / now).rename(tmp_path / "run" / "checkpoints" / "cells" / then)
     (tmp_path / "run" / "members").rmdir()
-    monkeypatch.setattr(training, "fit", None)
+    monkeypatch.setattr(training, "train_loop", None)
     assert scores_of(["evaluate", str(tmp_path / "run")], capsys) == json.loads(json.dumps(result["scores"]))
 
 
@@ -465,7 +465,7 @@ def test_a_run_on_images_is_scored_again_from_anywhere(
 ) -> None:
     out, config, result = in_pictures
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(training, "fit", None)  # nothing is trained again
+    monkeypatch.setattr(training, "train_loop", None)  # nothing is trained again
     again = scores_of(["evaluate", str(out)], capsys)
     assert again == json.loads(json.dumps(result["scores"]))
     assert main(["evaluate", str(out), "--features", "x.npz"]) == 2
@@ -495,7 +495,7 @@ def test_a_run_on_images_is_scored_on_other_pictures(
             Image.fromarray(rng.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(
                 tmp_path / "others" / name / f"{number}.png"
             )
-    monkeypatch.setattr(training, "fit", None)
+    monkeypatch.setattr(training, "train_loop", None)
     words = ["evaluate", str(out), "--protocol", protocol, "--images", str(tmp_path / "others")]
     rows = scores_of([*words, "--taxonomy", str(tree(tmp_path, sorted(names)))], capsys)
     assert {row["method"] for row in rows} == {

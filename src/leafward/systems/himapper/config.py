@@ -10,9 +10,9 @@ the tree too, with the same steps, data order and augmentation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
@@ -27,8 +27,19 @@ SUMMARY = "Hi-Mapper on a pretrained backbone, beside the plain backbone and the
 MAY_CHANGE = vision.MAY_CHANGE
 
 
+class Losses(Settings, frozen=True):
+    """Weights of what teaches the hierarchy, beside the task's own loss; of each there is a module in losses/."""
+
+    contrast: NonNegative = 0.1
+    """Every node nearer to its parent than to the other nodes of its level."""
+    kl: NonNegative = 0.01
+    """Divergence of the top level from the unit Gaussian."""
+
+
 class Config(Settings, frozen=True):
     """The data, the backbone, the hierarchy and the training. The defaults are the preset `quick`."""
+
+    EARLIER: ClassVar[Mapping[str, str]] = {"contrast_weight": "losses.contrast", "kl_weight": "losses.kl"}
 
     data: Data = Data()
     backbone: str | None = None
@@ -58,10 +69,7 @@ class Config(Settings, frozen=True):
     """τ of the contrast between parents and the other nodes of a level."""
     sibling_weight: Share = 1.0
     """Weight of siblings among the negatives: 1 as in the paper, 0 leaves them out."""
-    contrast_weight: NonNegative = 0.1
-    """Weight of the contrast beside the task's own loss."""
-    kl_weight: NonNegative = 0.01
-    """Weight of the divergence of the top level from the unit Gaussian."""
+    losses: Losses = Losses()
     ablation: bool = False
     """Fine-tune also the deterministic tree."""
     arms: Arms = Arms()

@@ -93,7 +93,8 @@ def write(config: Config, monitor: str, result: Record, curves: Curves, out: Pat
         "Mean over seeds (one seed: accuracies over the held-out images), 95 % intervals",
     )
     page.section("Training")
-    for key, title in {**LOGGED, f"eval/{monitor}": f"Held-out {NAMES[monitor]}"}.items():
+    further = {f"train/{name}": f"Loss {name}" for name in config.losses.__struct_fields__}
+    for key, title in {**further, **LOGGED, f"eval/{monitor}": f"Held-out {NAMES[monitor]}"}.items():
         if any(key in record for records in curves.values() for record in records):
             page.figure(_curve(curves, key), title)
     page.section("How it was run")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from leafward.config import replace
+from leafward.config import replace, to_dict
 from leafward.engine import Cluster, Experiment, Loss, Member, RunDirectory, publish, train_loop
 from leafward.engine.experiment import curves
 from leafward.files import finite
@@ -26,8 +26,8 @@ PLAIN = "plain"
 class WithHierarchy:
     """A task whose loss has that of the hierarchy added, wherever in the model the mapper sits."""
 
-    def __init__(self, task: VisionTask, contrast_weight: float, kl_weight: float) -> None:
-        self.task, self.contrast_weight, self.kl_weight = task, contrast_weight, kl_weight
+    def __init__(self, task: VisionTask) -> None:
+        self.task = task
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.task, name)
@@ -36,10 +36,11 @@ class WithHierarchy:
         mapper, loss = mapper_of(model), self.task.loss(model, batch)
         assert mapper is not None
         assert mapper.losses is not None
-        counts = loss.counts(len(mapper.losses.contrasts))  # each image weighs as much as in the task's loss
-        contrast, kl = (mapper.losses.contrasts * counts).sum(), mapper.losses.kl * counts.sum()
-        extra = self.contrast_weight * contrast + self.kl_weight * kl
-        return Loss(loss.total + extra, loss.count, {**loss.metrics, "contrast": contrast, "kl": kl})
+        each, weights = mapper.losses
+        # Each image weighs as much as in the task's loss.
+        sums = {name: (values * loss.counts(len(values))).sum() for name, values in each.items()}
+        total = sum((weights[name] * value for name, value in sums.items()), loss.total)
+        return Loss(total, loss.count, {**loss.metrics, **sums})
 
     def scalars(self, model: nn.Module) -> dict[str, Tensor | float]:
         mapper = mapper_of(model)
@@ -84,7 +85,10 @@ class Training(Experiment[Config]):
         parameters = sum(parameter.numel() for parameter in model.parameters())
         learned: Any = task
         if not config.plain:
-            learned = WithHierarchy(task, config.contrast_weight, config.kl_weight)
+            mapper = mapper_of(model)
+            assert mapper is not None
+            mapper.mapper.learn(to_dict(config.losses))
+            learned = WithHierarchy(task)
         elif config.freeze_backbone:
             learned = OnFrozenBackbone(task, freeze_plain(model, config.data.task))
         fitted = train_loop(model, learned, config.loop, config.optim, run, cluster)
