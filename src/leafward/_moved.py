@@ -159,7 +159,7 @@ NAMES: dict[str, dict[str, str]] = {
         "load_encoder": "encoders",
     },
     "cli": {"entry": "cli.dispatch", "main": "cli.dispatch", "overview": "cli.dispatch"},
-    "engine": SETTINGS,
+    "engine": {**SETTINGS, "fit": "engine:train_loop"},
     "engine.config": {
         **SETTINGS,
         **dict.fromkeys(("check_numbers", "flatten", "from_yaml", "parse_yaml", "to_yaml"), "config"),
