@@ -6,7 +6,7 @@ import dataclasses
 import io
 import re
 import typing
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import redirect_stderr, suppress
 from typing import Annotated, Any
 
@@ -90,7 +90,7 @@ def spelt_out(argv: list[str], kind: type[Settings]) -> list[str]:
     for word in argv:
         flag, equals, value = word.partition("=")
         if flag.startswith("--"):
-            path = _full(flag[2:].replace("-", "_"), short)
+            path = _full(flag[2:].replace("-", "_"), short, kind.EARLIER)
             given.add(path.replace(".no_", "."))
             word = f"--{path.replace('_', '-')}{equals}{value}"
         words.append(word)
@@ -101,13 +101,13 @@ def spelt_out(argv: list[str], kind: type[Settings]) -> list[str]:
     return words
 
 
-def _full(name: str, short: dict[str, str]) -> str:
+def _full(name: str, short: Mapping[str, str], earlier: Mapping[str, str]) -> str:
     """The dotted name for one that may be short, earlier, or a switch that is turned off."""
     group, dot, rest = name.partition(".")
     if name in short:
         return short[name]
-    if dot and group in short:  # of an earlier group
-        return f"{short[group]}.{rest}"
+    if dot and group in earlier:
+        return f"{earlier[group]}.{rest}"
     if name.startswith("no_") and name[3:] in short:
         parent, _, last = short[name[3:]].rpartition(".")
         return f"{parent}.no_{last}"
