@@ -83,7 +83,7 @@ WORDS: list[tuple[str, str]] = [
     ("train himapper --weights w.bin", "weights"),
     ("train himapper --deterministic --ablation", "ablation"),
     ("train himapper --plain --ablation", "plain"),
-    ("train hyperclip", "images"),
+    ("train hyperclip", "--data"),
     ("train hyperclip --images gone --model m", "gone"),
     ("train hyperclip --template photo", "template"),
     ("train hyperclip --rank 0", "rank"),

@@ -147,8 +147,8 @@ himapper = System(
 # HyperCLIP and its segmenter
 
 METHODS = ("block-scale", "orthogonal", "lora", "attention", "full")
-CLIP = ALONE | {"model": "@clip", "block_size": 8, "steps": STEPS, "batch": 6, "lr": 1e-2, "log_every": 1}
-SQUARES = CLIP | {"images": "@squares", "scale": 20.0}
+CLIP = ALONE | {"model": "@clip", "block_size": 8, "steps": STEPS, "batch_size": 6, "lr": 1e-2, "log_every": 1}
+SQUARES = CLIP | {"data": "@squares", "scale": 20.0}
 
 
 def hyperclip_scores(result: Result) -> Iterator[tuple[str, Any]]:
@@ -169,12 +169,12 @@ hyperclip = System(
     hyperclip_scores,
 )
 
-SCENES = CLIP | {"data": "@scenes", "size": 32, "channels": 16, "window": 2, "batch": 2}
+SCENES = CLIP | {"data": "@scenes", "size": 32, "channels": 16, "window": 2, "batch_size": 2}
 
 
 def segmenter_scores(result: Result) -> Iterator[tuple[str, Any]]:
     for row in result["methods"]:
-        yield from prefixed(row["method"], numbers(row["metrics"]))
+        yield from prefixed(row["name"], numbers(row["metrics"]))
 
 
 segmenter = System(

@@ -9,7 +9,8 @@ W Sᵀ can be written into the weights, so that the adapted model costs nothing 
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +42,11 @@ class BlockScaleConfig(AdapterConfig, frozen=True):
     """free; diagonal; orthogonal (Cayley); orthogonal_diagonal, S = Q D."""
     share: tuple[Shared, ...] = ()
     """What shares one S: the blocks of a matrix, the projections of a layer, the layers of an encoder."""
+
+    @classmethod
+    def trained_as(cls, name: str, model: nn.Module, wanted: Mapping[str, Any]) -> AdapterConfig:
+        """block-scale, with the constraint that is wanted, or orthogonal, which is OFT."""
+        return super().trained_as(name, model, {**wanted, "constraint": name} if name == "orthogonal" else wanted)
 
     def build(self, model: nn.Module) -> BlockScale:
         sites = find_sites(model, self.targets, self.encoder)

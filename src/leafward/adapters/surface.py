@@ -8,7 +8,7 @@ adapters may sit on one model; the active ones act in the order in which they we
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -29,6 +29,12 @@ class AdapterConfig(Settings, frozen=True):
     """What `attach` takes: settings that name their method and build the adapter for a model."""
 
     method: ClassVar[str]
+
+    @classmethod
+    def trained_as(cls, name: str, model: nn.Module, wanted: Mapping[str, Any]) -> AdapterConfig:
+        """The settings with which a training that compares methods trains this one under `name`, one of those in
+        `adapters.registry`: of what is `wanted`, the settings that it knows."""
+        return checked(cls, {field: wanted[field] for field in cls.__struct_fields__ if field in wanted})
 
     def build(self, model: nn.Module) -> Adapter:
         raise NotImplementedError

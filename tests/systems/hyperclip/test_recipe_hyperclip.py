@@ -15,6 +15,7 @@ from scipy.stats import t as student
 
 from leafward.adapters import adapters, attach, from_pretrained, merge, save_pretrained
 from leafward.adapters.low_rank import LowRankConfig
+from leafward.adapters.registry import trainable
 from leafward.cli.dispatch import main
 from leafward.config import checked, replace
 from leafward.encoders import load_encoder
@@ -48,9 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def config(folder: Path) -> Config:
-    return Config(
-        images=folder / "images", model=str(folder / "clip"), block_size=8, steps=25, batch=12, lr=3e-2, scale=20.0
-    )
+    given = {"data": folder / "images", "model": folder / "clip", "block_size": 8, "scale": 20.0}
+    return replace(Config(), **given, steps=25, batch_size=12, lr=3e-2)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def finished(config: Config, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 def test_every_method_is_trained_under_the_same_budget(finished: tuple[Path, dict[str, Any]]) -> None:
     _, result = finished
     rows = {row["method"]: row for row in result["methods"]}
-    assert list(rows) == list(training.COMPARED)
+    assert list(rows) == list(trainable())
     assert len({row["accuracy_before"] for row in rows.values()}) == 1  # adapters begin as the identity
     assert rows["frozen"]["trainable"] == 0
     assert rows["frozen"]["accuracy"] == rows["frozen"]["accuracy_before"]
@@ -94,10 +94,10 @@ def test_the_adapter_of_a_run_is_exported_merged(
     assert main(["export", str(out), "--to", str(tmp_path / "merged"), "--merged"]) == 0
     merged = load_encoder(tmp_path / "merged")
     data = training.read(config)
-    method = training.Method("frozen", "cosine")
-    dual = training.Dual(merged, config, method, data.names)
-    image, text = training._Images(merged, data).features(dual, data.test, 16)
-    accuracy = 100 * float((dual.logits(image, text).argmax(dim=1) == data.labels[data.test]).double().mean())
+    dual = training.Dual(merged, config, data.names)
+    accuracy = training.accuracy(
+        dual, training._Images(merged, data, 16).features(dual, data.test), data.labels[data.test]
+    )
     expected = next(row for row in result["methods"] if row["method"] == "block-scale")
     assert accuracy == pytest.approx(expected["accuracy"])
 
@@ -114,7 +114,7 @@ def test_a_run_is_scored_on_its_own_test_images(
     assert "--data must name the labelled images" in " ".join(capsys.readouterr().err.split())
     assert main(["evaluate", str(out), "--split", "train"]) == 2
     assert "--split goes with --data" in capsys.readouterr().err
-    words = ["train", "hyperclip", "--images", str(folder / "images"), "--model", str(out), "--block-size", "8"]
+    words = ["train", "hyperclip", "--data", str(folder / "images"), "--model", str(out), "--block-size", "8"]
     assert main([*words, "--out", str(tmp_path / "second")]) == 2
     assert "holds an adapter already; train on the merged one" in " ".join(capsys.readouterr().err.split())
 
@@ -128,7 +128,7 @@ def test_a_run_is_scored_over_all_its_classes_by_its_own_score_and_text(
         (images / extra).mkdir()
         shutil.copy(images / "dog" / "0.png", images / extra)
     # Braces that are no place for a name are letters like any others.
-    own = replace(config, images=images, score="lorentz", template="a small {x} photo of the {}", steps=2, c=0.5)
+    own = replace(config, data=images, score="lorentz", template="a small {x} photo of the {}", steps=2, c=0.5)
     row = train.run(own, tmp_path / "run")["methods"][0]
     assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -154,8 +154,8 @@ def test_a_hyperbolic_score_with_its_twin(config: Config, tmp_path: Path) -> Non
 
 def test_a_stopped_run_keeps_what_is_done(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     several = replace(config, compare=True, steps=2)
-    monkeypatch.setattr(training, "COMPARED", ("frozen", "block-scale", "lora"))
-    fit, count = training.fit, []
+    monkeypatch.setattr(training, "trainable", lambda: ("frozen", "block-scale", "lora"))
+    train_loop, count = training.train_loop, []
 
     def stop(*arguments: Any) -> Any:
         count.append(1)
@@ -173,7 +173,7 @@ def test_a_stopped_run_keeps_what_is_done(config: Config, tmp_path: Path, monkey
 
 
 def test_seeds_give_intervals(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "COMPARED", ("frozen", "lora"))
+    monkeypatch.setattr(training, "trainable", lambda: ("frozen", "lora"))
     several = replace(config, compare=True, shots=2, steps=2, seeds=3, seed=5)
     result = train.run(several, tmp_path / "run")
     rows = [row for row in result["methods"] if row["method"] == "lora"]
@@ -196,8 +196,8 @@ def test_trained_weights_of_the_model_are_kept(config: Config, tmp_path: Path) -
     (row,) = result["methods"]
     data = training.read(config)
     encoder = load_encoder(tmp_path / "run")
-    dual = training.Dual(encoder, config, training.Method("frozen", "cosine"), data.names)
-    image, text = training._Images(encoder, data).features(dual, data.test, 16)
+    dual = training.Dual(encoder, config, data.names)
+    image, text = training._Images(encoder, data, 16).features(dual, data.test)
     assert float(2 * text.norm(dim=1).mean()) == pytest.approx(row["radius"]["text"]["after"]["mean"], rel=1e-5)
     assert float(2 * image.norm(dim=1).mean()) == pytest.approx(row["radius"]["image"]["after"]["mean"], rel=1e-5)
     assert row["radius"]["image"]["before"] != row["radius"]["image"]["after"]
@@ -238,9 +238,9 @@ def test_low_rank_round_trip(folder: Path, tmp_path: Path) -> None:
 
 
 def test_refusals(config: Config, folder: Path, tmp_path: Path) -> None:
-    for missing in ("images", "model"):
-        with pytest.raises(UsageError, match=f"{missing} is missing"):
-            train.run(replace(config, **{missing: None}), tmp_path / "run")
+    for name, value in (("data", {"source": None}), ("model", None)):
+        with pytest.raises(UsageError, match=f"{name} is missing: give --{name}"):
+            train.run(replace(config, **{name: value}), tmp_path / "run")
     for options, message in [
         ({"block_size": 0}, "block_size must be"),
         ({"template": "a photo"}, "template must be a text with {}"),
@@ -248,6 +248,10 @@ def test_refusals(config: Config, folder: Path, tmp_path: Path) -> None:
         ({"seeds": 0}, "seeds must be"),
         ({"lr": -1.0}, "lr must be"),
         ({"weight_decay": -1.0}, "weight_decay must be"),
+        ({"method": "loral"}, "adapt.method must be one of .* got 'loral'; did you mean 'lora'"),
+        ({"twin": True}, "arms.twin must be off with the cosine"),
+        ({"strategy": "fsdp"}, "loop.strategy must be auto or ddp"),
+        ({"patience": 2}, "loop.patience must be None where loop.eval_every is, got 2"),
     ]:
         with pytest.raises(UsageError, match=message):
             checked(Config, options)

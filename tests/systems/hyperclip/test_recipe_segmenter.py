@@ -57,16 +57,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(folder: Path) -> Path:
-    config = Config(
-        data=Path(os.path.relpath(folder / "scenes")),
-        model=os.path.relpath(folder / "clip"),
-        block_size=8,
-        size=32,
-        channels=16,
-        window=2,
-        steps=60,
-        lr=5e-3,
-    )
+    here = {"data": os.path.relpath(folder / "scenes"), "model": os.path.relpath(folder / "clip")}
+    config = replace(Config(), **here, block_size=8, size=32, channels=16, window=2, steps=60, lr=5e-3)
     result = train.run(config, folder / "run")
     assert result["metrics"]["miou"] > 0.6
     return folder / "run"
@@ -125,7 +117,7 @@ def test_methods_are_compared_under_one_budget(
 ) -> None:
     config = replace(_short(folder, "lora"), compare=True)
     # Stopped in the third training, and taken up again.
-    fit, count = _segmenter_training.fit, []
+    train_loop, count = _segmenter_training.train_loop, []
 
     def stop(*arguments: Any) -> Any:
         count.append(1)
@@ -222,12 +214,12 @@ def test_refusals(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="data is missing"):
         train.run(Config(), tmp_path / "run")
     given = {"data": folder / "scenes", "model": str(folder / "clip")}
-    with pytest.raises(UsageError, match="size must be a multiple of the model's patch size 8, got 20"):
-        train.run(Config(**given, size=20), tmp_path / "run")
+    with pytest.raises(UsageError, match=r"data\.size must be a multiple of the model's patch size 8, got 20"):
+        train.run(replace(Config(), **given, size=20), tmp_path / "run")
     few = shutil.copytree(folder / "scenes", tmp_path / "few")
     (few / "classes.txt").write_text("dog\n")
     with pytest.raises(DataError, match=r"masks/\d+\.png has label 1, of 1 classes"):
-        train.run(Config(data=few, model=str(folder / "clip"), size=32, block_size=8), tmp_path / "run")
+        train.run(replace(_short(folder, "block-scale"), data=few), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     for options, message in [
         ({"channels": 20}, "channels must be a multiple of 16"),
@@ -301,13 +293,5 @@ def test_a_run_is_a_model_for_other_commands(run: Path) -> None:
 
 
 def _short(folder: Path, method: Any) -> Config:
-    return Config(
-        data=folder / "scenes",
-        model=str(folder / "clip"),
-        method=method,
-        block_size=8,
-        size=32,
-        channels=16,
-        window=2,
-        steps=2,
-    )
+    given = {"data": folder / "scenes", "model": str(folder / "clip"), "method": method}
+    return replace(Config(), **given, block_size=8, size=32, channels=16, window=2, steps=2)

@@ -25,7 +25,7 @@ def summarise(config: Config, data: Data, rows: Sequence[Row]) -> dict[str, Any]
     headline = []
     for label, several in methods.items():
         first = several[0]
-        if first["score"] != config.score:
+        if first["score"] != config.adapt.score:
             continue
         # A method with the cosine is called by its name alone.
         twin = _estimate(methods[first["name"]]) if label != first["name"] and first["name"] in methods else None
@@ -42,11 +42,8 @@ def summarise(config: Config, data: Data, rows: Sequence[Row]) -> dict[str, Any]
                 note=f"before {_before(several):.2f}; {first['trainable']:,} trained parameters",
             )
         )
-    intervals = (
-        f"Means over {config.seeds} seeds with Student's 95 % interval."
-        if config.seeds > 1
-        else "Intervals are those of the test images (Wilson); one seed was trained."
-    )
+    several = over_seeds(config.arms.seeds)
+    intervals = several or "Intervals are those of the test images (Wilson); one seed was trained."
     return {
         "headline": [number.to_json() for number in headline],
         "data": {"classes": len(data.names), "train": len(data.train), "test": len(data.test)},
@@ -60,11 +57,11 @@ def summarise(config: Config, data: Data, rows: Sequence[Row]) -> dict[str, Any]
 
 def page(config: Config, result: dict[str, Any], environment: dict[str, Any]) -> Page:
     """The page of a run, not yet written."""
-    data = result["data"]
+    data, seed = result["data"], config.loop.seed
     made = Page(
         "Block-diagonal adapters in CLIP",
         subtitle=f"{config.model}: {data['classes']} classes, {data['train']} training and {data['test']} test images, "
-        f"{config.steps} steps, {config.seeds} seed{'s' * (config.seeds > 1)}",
+        f"{config.loop.length}, {config.arms.seeds} seed{'s' * (config.arms.seeds > 1)}",
     )
     for note in result["notes"]:
         made.note(note)
@@ -84,7 +81,7 @@ def page(config: Config, result: dict[str, Any], environment: dict[str, Any]) ->
             for row in firsts
             for side, each in row["radius"].items()
         ],
-        f"Rad(exp₀(z)) = 2‖z‖ for every curvature; means over test images and classes, seed {config.seed}",
+        f"Rad(exp₀(z)) = 2‖z‖ for every curvature; means over test images and classes, seed {seed}",
     )
     names = list(dict.fromkeys(row["name"] for row in firsts))
     looks = {
@@ -96,12 +93,17 @@ def page(config: Config, result: dict[str, Any], environment: dict[str, Any]) ->
     }
     for score in firsts[0]["sweep"]:
         figure = sweep_figure({row["method"]: row["sweep"][score] for row in firsts}, looks)
-        made.figure(figure, f"Score {score}: accuracy when the texts are brought to another radius, seed {config.seed}")
+        made.figure(figure, f"Score {score}: accuracy when the texts are brought to another radius, seed {seed}")
     made.section("How it was run")
     made.command(shlex.join(environment["argv"]))
     made.details("Configuration", to_dict(config))
     made.environment(environment)
     return made
+
+
+def over_seeds(count: int) -> str:
+    """What intervals are over; nothing of one seed."""
+    return f"Means over {count} seeds with Student's 95 % interval." if count > 1 else ""
 
 
 def by_method(rows: Sequence[Row]) -> dict[str, list[Row]]:

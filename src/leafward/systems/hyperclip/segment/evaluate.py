@@ -41,18 +41,18 @@ def run(args: Args, console: Console) -> dict[str, Any]:
 
     need(args.most is None or args.most >= 1, "--most", "an integer ≥ 1, or None", args.most)
     config, model = open_run(args.target)
-    data = args.data or config.data
+    data = args.data or config.data.source
     assert data is not None
     # The seed says which scenes are held out, where the folder does not.
-    scenes = load_scenes(data, config.ignore if args.ignore == "run" else args.ignore, seed=config.seed)
+    scenes = load_scenes(data, config.data.ignore if args.ignore == "run" else args.ignore, seed=config.loop.seed)
     check(scenes.held_out, "held-out scenes", complete=False)
-    table = confusions(model.to(device_of(args.device)), scenes, config.size, args.most)
+    table = confusions(model.to(device_of(args.device)), scenes, config.data.size, args.most)
     scores, ious = score(table), class_ious(table)
     console.print(
         f"mIoU {100 * scores['miou']:.2f} %, pixel accuracy {100 * scores['pixel_accuracy']:.2f} % over "
         f"{len(scenes.classes)} classes"
     )
-    numbers = headline(scores, scenes, args.most)
+    numbers = headline([scores], scenes, args.most)
     result = {
         "run": str(args.target),
         "data": str(data),

@@ -16,9 +16,11 @@ from leafward.config import checked, to_dict
 from leafward.data.scenes import SceneSets
 from leafward.encoders import load_encoder
 from leafward.engine import RunDirectory, load_published, publish
-from leafward.errors import UsageError
-from leafward.report import Number, Page
+from leafward.errors import UsageError, need
+from leafward.report import Estimate, Number, Page
+from leafward.stats.intervals import mean_interval
 from leafward.systems.hyperclip.methods import adapt
+from leafward.systems.hyperclip.report import Row, by_method, over_seeds
 from leafward.systems.hyperclip.segment.figures import MOST_BARS, bars, overlay, png
 from leafward.systems.hyperclip.segment.task import Segmenter, as_bytes, segment
 
@@ -28,14 +30,15 @@ if TYPE_CHECKING:
 SHOWN = 4
 """Held-out scenes on the page."""
 ADAPTER, CLIP, DECODER = "adapter", "model", "decoder"
+SCORES = {"mIoU": "miou", "pixel accuracy": "pixel_accuracy"}
 
 
 def build(config: Config) -> Segmenter:
     """An untrained segmenter with its adapter."""
-    torch.manual_seed(config.seed)
+    torch.manual_seed(config.loop.seed)
     assert config.model is not None
     model = _segmenter(config, config.model)
-    adapt(model.encoder.model, config, config.method)  # pyright: ignore[reportArgumentType]
+    adapt(model.encoder.model, config.adapt, config.loop.seed, config.model)
     model.encoder.lr_ratio = config.clip_lr_ratio  # pyright: ignore[reportArgumentType]
     return model
 
@@ -45,13 +48,13 @@ def _segmenter(config: Config, clip: str | Path) -> Segmenter:
         load_encoder(clip),
         channels=config.channels,
         window=config.window,
-        score=config.score,
-        c=config.c,
-        radius_weight=config.radius_weight,
-        templates=config.templates,
+        score=config.adapt.score,
+        c=config.adapt.c,
+        radius_weight=config.adapt.radius_weight,
+        templates=config.data.templates,
     )
-    if config.size % model.patch:
-        raise UsageError(f"size must be a multiple of the model's patch size {model.patch}, got {config.size}")
+    size = config.data.size
+    need(size % model.patch == 0, "data.size", f"a multiple of the model's patch size {model.patch}", size)
     return model
 
 
@@ -85,36 +88,57 @@ def open_model(config: Config, path: Path) -> Segmenter:
     return model.eval()
 
 
-def summarise(config: Config, scenes: SceneSets, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The content of result.json; a row for each method that was trained."""
-    own = next(row for row in rows if row["method"] == config.method)
+def summarise(config: Config, scenes: SceneSets, rows: Sequence[Row]) -> dict[str, Any]:
+    """The content of result.json; the rows of a method follow one another, one for each seed."""
+    methods = by_method(rows)
+    own = methods[config.adapt.label]
     numbers = []
-    for row in rows:
-        more = f"; {row['trainable']:,} trained parameters in CLIP"
-        found = headline(row["metrics"], scenes, config.most_scored, more)
+    for label, several in methods.items():
+        if several[0]["score"] != config.adapt.score:
+            continue
+        twin = methods.get(several[0]["name"]) if config.arms.twin else None
+        more = f"; {several[0]['trainable']:,} trained parameters in CLIP"
+        found = headline([row["metrics"] for row in several], scenes, config.data.most_scored, more, twin)
         # Of several methods the mIoU alone: the table has the rest.
-        numbers += found if len(rows) == 1 else [replace(found[0], name=f"{row['method']}: mIoU")]
+        numbers += [replace(found[0], name=f"{label}: mIoU")] if config.arms.compare else found
     return {
         "headline": [number.to_json() for number in numbers],
-        "metrics": own["metrics"],
-        "iou": own["iou"],
-        "methods": [{key: row[key] for key in ("method", "trainable", "metrics")} for row in rows],
+        "metrics": {name: mean_interval([row["metrics"][name] for row in own])[0] for name in own[0]["metrics"]},
+        "iou": [_mean_iou(several) for several in zip(*(row["iou"] for row in own), strict=True)],
+        "methods": [{key: value for key, value in row.items() if key != "iou"} for row in rows],
         "data": {"classes": len(scenes.classes), "train": len(scenes.train), "held_out": len(scenes.held_out)},
-        "notes": ["One seed was trained: there is no interval."],
+        "notes": [over_seeds(config.arms.seeds) or "One seed was trained: there is no interval."],
     }
 
 
-def headline(metrics: dict[str, float], scenes: SceneSets, most: int | None, more: str = "") -> list[Number]:
-    """mIoU and pixel accuracy over the (first `most`) held-out scenes; `more` ends the remark on the first.
+def _mean_iou(rows: Sequence[Row]) -> Row:
+    """Of one class over the seeds; None where it is nowhere."""
+    found = [row["iou"] for row in rows if row["iou"] is not None]
+    return {"class": rows[0]["class"], "iou": mean_interval(found)[0] if found else None}
+
+
+def _percent(metrics: Sequence[Row], name: str) -> Estimate:
+    """The mean over seeds of a share, with its interval; of one seed there is none.
 
     Pixels of a scene are not independent, so neither has an interval over pixels.
     """
+    return Estimate(*mean_interval([100.0 * each[name] for each in metrics], 0.0, 100.0))
+
+
+def headline(
+    metrics: Sequence[Row], scenes: SceneSets, most: int | None, more: str = "", twin: Sequence[Row] | None = None
+) -> list[Number]:
+    """mIoU and pixel accuracy over the (first `most`) held-out scenes, of each seed; `more` ends the remark on the
+    first. `twin`: the rows of the same method with the cosine."""
     scored = min(len(scenes.held_out), most or len(scenes.held_out))
-    note = f"{scored} held-out scene{'s' * (scored != 1)}{more}"
-    return [
-        Number("mIoU", 100.0 * metrics["miou"], unit="%", better="higher", note=note),
-        Number("pixel accuracy", 100.0 * metrics["pixel_accuracy"], unit="%", better="higher"),
-    ]
+    notes = {"mIoU": f"{scored} held-out scene{'s' * (scored != 1)}{more}", "pixel accuracy": ""}
+    numbers = []
+    for name, key in SCORES.items():
+        own, other = _percent(metrics, key), _percent([row["metrics"] for row in twin], key) if twin else Estimate(None)
+        ends = {"interval": own.interval, "twin_interval": other.interval}
+        about = {"unit": "%", "better": "higher", "note": notes[name], "twin_name": "cosine"}
+        numbers.append(Number(name, own.value, twin=other.value, **ends, **about))
+    return numbers
 
 
 def iou_rows(classes: Sequence[str], ious: Sequence[float | None]) -> list[dict[str, Any]]:
@@ -144,21 +168,26 @@ def page(
     data = result["data"]
     made = Page(
         "Open-vocabulary segmentation",
-        subtitle=f"{config.model}, {config.method}: {data['classes']} classes, {data['train']} scenes, "
-        f"{config.steps} steps",
+        subtitle=f"{config.model}, {config.adapt.label}: {data['classes']} classes, {data['train']} scenes, "
+        f"{config.loop.length}",
     )
     for note in result["notes"]:
         made.note(note)
     made.headline([Number.from_json(number) for number in result["headline"]])
-    if len(result["methods"]) > 1:
+    methods = by_method(result["methods"])
+    if len(methods) > 1:
         made.section("Methods under the same budget")
         made.table(
-            ["method", "trained parameters in CLIP", "mIoU, %", "pixel accuracy, %"],
+            ["method", "trained parameters in CLIP", *(f"{name}, %" for name in SCORES)],
             [
-                [row["method"], row["trainable"], *(100.0 * row["metrics"][key] for key in ("miou", "pixel_accuracy"))]
-                for row in result["methods"]
+                [
+                    label,
+                    rows[0]["trainable"],
+                    *(_percent([row["metrics"] for row in rows], key) for key in SCORES.values()),
+                ]
+                for label, rows in methods.items()
             ],
-            f"The same decoder at the beginning, crops, order and steps; {config.method} is the one that was kept",
+            f"The same decoder at the beginning, crops, order and steps; {config.adapt.label} is the one that was kept",
         )
     made.section("Classes")
     names, ious = [row["class"] for row in result["iou"]], [row["iou"] for row in result["iou"]]

@@ -1,0 +1,42 @@
+"""The one table of adapters: where the settings of each lie, and under which names it is trained. Imports no torch."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, NamedTuple
+
+
+class Method(NamedTuple):
+    """One kind of adapter."""
+
+    settings: str
+    """Module and class of its settings, an `AdapterConfig`."""
+    trained: tuple[str, ...] = ()
+    """What `--method` calls it, a name for each form of it; none: only a training of its own trains it."""
+
+
+METHODS: dict[str, Method] = {
+    "block_scale": Method("leafward.adapters.block_scale:BlockScaleConfig", ("block-scale", "orthogonal")),
+    "low_rank": Method("leafward.adapters.low_rank:LowRankConfig", ("lora",)),
+    "latent_hierarchy": Method("leafward.systems.lathadapter.attributes:LatentHierarchyConfig"),
+}
+"""Method as files name it -> the adapter. A new one is a file and a line here: with a name under which it is trained,
+the trainings that compare methods offer it, and `--compare` trains it."""
+
+FROZEN = "frozen"
+OWN_WEIGHTS: dict[str, str] = {
+    "attention": "leafward.adapters.trainable:attention",
+    "full": "leafward.adapters.trainable:full",
+}
+"""What is trained without an adapter -> module and function that leaves those weights of the model trainable."""
+
+
+def trainable() -> tuple[str, ...]:
+    """Every name that `make_trainable` takes, in the order in which they are compared."""
+    return (FROZEN, *(name for method in METHODS.values() for name in method.trained), *OWN_WEIGHTS)
+
+
+def load(place: str) -> Any:
+    """What "module:name" names."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
