@@ -34,6 +34,7 @@ from leafward.config import (
 from leafward.engine import RunDirectory
 from leafward.engine.config import CHANGEABLE_LOOP, LoopConfig, OptimConfig
 from leafward.errors import DataError, LeafwardError, UsageError
+from leafward.systems.hyperclip.config import Adapt
 from leafward.systems.lathadapter.attributes import LatentHierarchyConfig
 
 DOORS = ("command line", "file", "run directory", "Python")
@@ -76,6 +77,15 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("superposition", "widths", [8, 8], "must be a list of at least one, without repeats, got (8, 8)"),
     ("superposition", "widths", [4, "six"], f"[1] must be {INTEGER}, got 'six'"),
     ("superposition", "axis", ["step"], "[0] must be one of data, steps, got 'step'; did you mean 'steps'?"),
+    (
+        "hyperclip",
+        "adapt.method",
+        "loral",
+        "must be one of attention, block-scale, frozen, full, lora, orthogonal, got",
+    ),
+    ("hyperclip", "data.template", "a dog", "must be a text with {} once, for the class name, got 'a dog'"),
+    ("hyperclip --task segment", "adapt.rank", 0, f"must be {INTEGER}, or None, got 0"),
+    ("hyperclip --task segment", "data.templates", [], "must be a list with at least one entry, each a text with"),
     ("lathadapter", "template", "a {} on a {}", "must be a text with {} once, for the class name, got 'a {} on a {}'"),
 ]
 
@@ -199,7 +209,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
 
 
 FREE = [LoopConfig, OptimConfig, BlockScaleConfig, LowRankConfig, LatentHierarchyConfig]
-FREE += [settings_of(system) for system in ("helm", "radial", "hyperclip")]
+FREE += [Adapt, *(settings_of(system) for system in ("helm", "radial"))]
 
 
 @pytest.mark.parametrize("kind", FREE, ids=[kind.__module__ for kind in FREE])

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from scipy.stats import t as student
 
 from leafward.adapters import adapters, attach, from_pretrained, merge, save_pretrained
@@ -188,6 +189,84 @@ def test_seeds_give_intervals(config: Config, tmp_path: Path, monkeypatch: pytes
     assert number["value"] == pytest.approx(np.mean(values))
     ends = student.interval(0.95, 2, np.mean(values), np.std(values, ddof=1) / 3**0.5)
     assert number["interval"] == pytest.approx(ends)
+
+
+def losses(out: Path) -> list[float]:
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    return [record["train/loss"] for record in map(json.loads, lines) if "train/loss" in record]
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch(config: Config, tmp_path: Path) -> None:
+    exact = replace(config, precision="float64", steps=4, log_every=1)
+    train.run(exact, tmp_path / "whole")
+    train.run(replace(exact, micro_batch=3), tmp_path / "parts")
+    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-10)
+
+
+@pytest.mark.parametrize("method", ["block-scale", "lora", "full"])
+def test_bfloat16_learns_what_float32_learns(config: Config, tmp_path: Path, method: str) -> None:
+    """The forward pass in bfloat16 differs by its rounding; parameters, geometry and the scores stay in float32."""
+    one = replace(config, method=method, steps=10, log_every=1)
+    train.run(one, tmp_path / "float32")
+    (row,) = train.run(replace(one, precision="bfloat16", micro_batch=4), tmp_path / "bfloat16")["methods"]
+    found, exact = losses(tmp_path / "bfloat16"), losses(tmp_path / "float32")
+    assert found != exact
+    assert found[:3] == pytest.approx(exact[:3], rel=0.05)
+    assert found[-1] < 0.8 * found[0]
+    kept = (
+        tmp_path / "bfloat16" / ("model/model.safetensors" if method == "full" else "adapter/adapter_model.safetensors")
+    )
+    assert {tensor.dtype for tensor in load_file(kept).values()} == {torch.float32}
+    # Scored in float32, as an evaluation does.
+    assert main(["evaluate", str(tmp_path / "bfloat16"), "--json", "--out", str(tmp_path / "e.json")]) == 0
+    assert 100 * json.loads((tmp_path / "e.json").read_text())["top1"] == pytest.approx(row["accuracy"])
+
+
+def test_evaluations_are_of_validation_images_and_the_best_is_kept(config: Config, tmp_path: Path) -> None:
+    """At a rate at which training falls apart after its first steps."""
+    watched = replace(config, steps=12, lr=0.3, eval_every=2, patience=2, ema=None)
+    row = train.run(watched, tmp_path / "run")["methods"][0]
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    seen = {record["step"]: record["eval/accuracy"] for record in records if "eval/accuracy" in record}
+    best = max(seen, key=lambda step: (seen[step], -step))
+    assert max(seen) == min(12, best + 4)  # two more evaluations without a better one
+    data = training.read(watched)
+    assert not {*data.validation.tolist()} & {*data.train.tolist(), *data.test.tolist()}
+    encoder = from_pretrained(load_encoder(config.model).model, tmp_path / "run" / "adapter")  # pyright: ignore
+    held = load_encoder(config.model)  # pyright: ignore[reportArgumentType]
+    held.model = encoder
+    dual, task = training.Dual(held, watched, data.names), training._Images(held, data, 16)
+    for rows, expected in ((data.validation, seen[best]), (data.test, row["accuracy"])):
+        assert training.accuracy(dual, task.features(dual, rows), data.labels[rows]) == pytest.approx(expected)
+
+
+def test_an_ablation_and_a_grid_have_a_run_for_each_variant(
+    config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--data", str(config.data.source), "--model", str(config.model), "--block-size", "8", "--steps", "2"]
+    words += ["--ablate", "encoder", "--grid", "lr=1e-3,1e-2", "--out", str(tmp_path / "run")]
+    assert main(["train", "hyperclip", *words]) == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert len(result["cells"]) == 6
+    for cell in result["cells"]:
+        own = json.loads((tmp_path / "run" / cell["run"] / "result.json").read_text())
+        assert cell["headline"] == own["headline"]
+        encoder = cell["settings"]["adapt.encoder"]
+        tensors = load_file(tmp_path / "run" / cell["run"] / "adapter" / "adapter_model.safetensors")
+        sides = {"text": any("text_model" in key for key in tensors), "image": any("vision" in key for key in tensors)}
+        assert sides == {side: encoder in (side, "both") for side in ("text", "image")}
+    assert "6 variants" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_settings_of_earlier_versions_open(folder: Path) -> None:
+    flat = {"images": str(folder), "batch": 7, "method": "lora", "seed": 3, "seeds": 2, "compare": True, "shots": 4}
+    config = checked(
+        Config, flat | {"template": "the {}", "twin": True, "score": "lorentz", "steps": 9, "device": "cpu"}
+    )
+    assert (config.data.source, config.data.shots, config.data.template) == (folder, 4, "the {}")
+    assert (config.loop.batch_size, config.loop.seed, config.loop.steps, config.loop.device) == (7, 3, 9, "cpu")
+    assert (config.arms.seeds, config.arms.compare, config.arms.twin) == (2, True, True)
+    assert (config.adapt.method, config.adapt.score) == ("lora", "lorentz")
 
 
 def test_trained_weights_of_the_model_are_kept(config: Config, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import t as student
 
 from leafward.adapters import adapters, from_pretrained
 from leafward.cli.dispatch import main
@@ -290,6 +291,64 @@ def test_a_run_is_a_model_for_other_commands(run: Path) -> None:
     assert not torch.allclose(text, plain.encode_text(["dog", "car"]))
     from_pretrained(plain.model, run / "adapter")
     assert torch.equal(text, plain.encode_text(["dog", "car"]))
+
+
+def _losses(out: Path) -> list[float]:
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    return [record["train/loss"] for record in map(json.loads, lines) if "train/loss" in record]
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch(folder: Path, tmp_path: Path) -> None:
+    """Crops have pixels that do not count, and not all as many."""
+    exact = replace(_short(folder, "block-scale"), precision="float64", steps=3, log_every=1, batch_size=4)
+    train.run(exact, tmp_path / "whole")
+    train.run(replace(exact, micro_batch=1), tmp_path / "parts")
+    assert _losses(tmp_path / "parts") == pytest.approx(_losses(tmp_path / "whole"), rel=1e-10)
+
+
+@pytest.mark.parametrize("score", ["cosine", "lorentz"])
+def test_bfloat16_learns_what_float32_learns(folder: Path, tmp_path: Path, capsys: Any, score: Any) -> None:
+    one = replace(_short(folder, "block-scale"), steps=20, log_every=1, lr=5e-3, score=score)
+    train.run(one, tmp_path / "float32")
+    result = train.run(replace(one, precision="bfloat16", micro_batch=2), tmp_path / "bfloat16")
+    found, exact = _losses(tmp_path / "bfloat16"), _losses(tmp_path / "float32")
+    assert found != exact
+    assert found == pytest.approx(exact, rel=0.02)
+    assert found[-1] < found[0] - 0.005
+    assert main(["evaluate", str(tmp_path / "bfloat16"), "--json"]) == 0
+    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert again["miou"] == pytest.approx(result["metrics"]["miou"], abs=1e-6)
+
+
+def test_seeds_give_intervals_beside_the_twin_with_the_cosine(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    several = replace(_short(folder, "block-scale"), score="lorentz", twin=True, seeds=2, seed=3)
+    result = train.run(several, tmp_path / "run")
+    names = ["block-scale-lorentz-3", "block-scale-lorentz-4", "block-scale-3", "block-scale-4"]
+    assert sorted(path.name for path in (tmp_path / "run" / "members").iterdir()) == sorted(names)
+    assert [(row["method"], row["seed"]) for row in result["methods"]] == [
+        *(("block-scale, lorentz", seed) for seed in (3, 4)),
+        *(("block-scale", seed) for seed in (3, 4)),
+    ]
+    assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
+    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert again["miou"] == pytest.approx(result["methods"][0]["metrics"]["miou"], abs=1e-6)
+    number = result["headline"][0]
+    for ends, key, rows in (
+        ("interval", "value", result["methods"][:2]),
+        ("twin_interval", "twin", result["methods"][2:]),
+    ):
+        values = [100 * row["metrics"]["miou"] for row in rows]
+        assert number[key] == pytest.approx(np.mean(values))
+        low, high = student.interval(0.95, 1, np.mean(values), np.std(values, ddof=1) / 2**0.5)
+        assert number[ends] == pytest.approx([max(low, 0), min(high, 100)])
+    assert "Means over 2 seeds" in (tmp_path / "run" / "report.html").read_text()
+    assert result["metrics"]["miou"] == pytest.approx(number["value"] / 100)
+
+
+def test_an_ablation_has_a_run_for_each_variant(folder: Path, tmp_path: Path) -> None:
+    result = train.run(replace(_short(folder, "block-scale"), ablate="encoder"), tmp_path / "run")
+    assert [cell["cell"] for cell in result["cells"]] == ["both", "text", "image"]
+    assert all((tmp_path / "run" / cell["run"] / "decoder").is_dir() for cell in result["cells"])
 
 
 def _short(folder: Path, method: Any) -> Config:
