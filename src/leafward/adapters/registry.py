@@ -23,17 +23,15 @@ METHODS: dict[str, Method] = {
 """Method as files name it -> the adapter. A new one is a file and a line here: with a name under which it is trained,
 the trainings that compare methods offer it, and `--compare` trains it."""
 
-FROZEN = "frozen"
-OWN_WEIGHTS: dict[str, str] = {
-    "attention": "leafward.adapters.trainable:attention",
-    "full": "leafward.adapters.trainable:full",
-}
-"""What is trained without an adapter -> module and function that leaves those weights of the model trainable."""
+
+def trained() -> tuple[str, ...]:
+    """Every name under which an adapter is trained."""
+    return tuple(name for method in METHODS.values() for name in method.trained)
 
 
-def trainable() -> tuple[str, ...]:
-    """Every name that `make_trainable` takes, in the order in which they are compared."""
-    return (FROZEN, *(name for method in METHODS.values() for name in method.trained), *OWN_WEIGHTS)
+def settings_of(name: str) -> Any:
+    """The class of the settings of the adapter that is trained under a name."""
+    return load(next(method.settings for method in METHODS.values() if name in method.trained))
 
 
 def load(place: str) -> Any:

@@ -16,14 +16,13 @@ from scipy.stats import t as student
 
 from leafward.adapters import adapters, attach, from_pretrained, merge, save_pretrained
 from leafward.adapters.low_rank import LowRankConfig
-from leafward.adapters.registry import trainable
 from leafward.cli.dispatch import main
 from leafward.config import checked, replace
 from leafward.encoders import load_encoder
 from leafward.errors import UsageError
 from leafward.systems.hyperclip import methods as training
 from leafward.systems.hyperclip import train
-from leafward.systems.hyperclip.config import Config
+from leafward.systems.hyperclip.config import Config, trainable
 from leafward.systems.hyperclip.report import summarise
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "adapters"))

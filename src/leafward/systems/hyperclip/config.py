@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from leafward.adapters.registry import trainable
+from leafward.adapters.registry import trained
 from leafward.config import Count, NonNegative, Positive, Settings, Template
 from leafward.engine.config import Arms, LoopConfig, OptimConfig
 from leafward.errors import UsageError, need
@@ -23,11 +23,20 @@ SUMMARY = (
     "Block-diagonal adapters in a CLIP model, on labelled images; beside LoRA, OFT and fine-tuning with --compare."
 )
 
+FROZEN = "frozen"
+OWN_WEIGHTS = ("attention", "full")
+"""Methods without an adapter: weights of the model itself are trained."""
+
+
+def trainable() -> tuple[str, ...]:
+    """Every method, in the order in which they are compared; those between are what the registry of adapters names."""
+    return (FROZEN, *trained(), *OWN_WEIGHTS)
+
+
 if TYPE_CHECKING:
     MethodName = str
 else:
     MethodName = Literal[trainable()]
-"""What the registry of adapters knows how to train."""
 
 
 class Adapt(Settings, frozen=True):

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from leafward.adapters import adapters, save_pretrained, trainable_parameters
-from leafward.adapters.registry import OWN_WEIGHTS, trainable
-from leafward.adapters.trainable import make_trainable
+from leafward.adapters import adapters, attach, save_pretrained, trainable_parameters
+from leafward.adapters.layouts import ATTENTION, find_sites
+from leafward.adapters.registry import settings_of, trained
 from leafward.config import Settings, replace, to_dict
 from leafward.data.captions import readable
 from leafward.data.fewshot import TEST, TRAIN, VALIDATION, few_shot, seeded_split
@@ -27,6 +27,7 @@ from leafward.engine.experiment import batch_of
 from leafward.engine.run import MODEL
 from leafward.errors import UsageError
 from leafward.geometry.scalars import wide
+from leafward.systems.hyperclip.config import OWN_WEIGHTS, trainable
 from leafward.systems.hyperclip.figures import sweeps
 
 if TYPE_CHECKING:
@@ -61,8 +62,19 @@ def arms_of(config: S) -> dict[str, S]:
 
 
 def adapt(model: nn.Module, settings: Adapt, seed: int, base_model: str | None = None) -> None:
-    """Leave trainable in `model` what a method trains."""
-    make_trainable(model, settings.method, to_dict(settings) | {"seed": seed}, base_model)
+    """Leave trainable in `model` what a method trains: an adapter, which is attached, or weights of its own."""
+    if adapters(model):
+        raise UsageError(
+            f"model {base_model} holds an adapter already; train on the merged one: leafward export {base_model} "
+            "--to DIR --merged"
+        )
+    model.requires_grad_(settings.method == "full")
+    if settings.method == "attention":
+        for site in find_sites(model, ATTENTION, settings.encoder):
+            model.get_submodule(site.holder).get_parameter(site.parameter).requires_grad_(True)
+    elif settings.method in trained():
+        wanted = to_dict(settings) | {"seed": seed}
+        attach(model, settings_of(settings.method).trained_as(settings.method, model, wanted), base_model=base_model)
 
 
 def read(config: Config) -> Data:

@@ -135,9 +135,8 @@ def headline(
     numbers = []
     for name, key in SCORES.items():
         own, other = _percent(metrics, key), _percent([row["metrics"] for row in twin], key) if twin else Estimate(None)
-        ends = {"interval": own.interval, "twin_interval": other.interval}
-        about = {"unit": "%", "better": "higher", "note": notes[name], "twin_name": "cosine"}
-        numbers.append(Number(name, own.value, twin=other.value, **ends, **about))
+        about: dict[str, Any] = {"unit": "%", "better": "higher", "note": notes[name], "twin_name": "cosine"}
+        numbers.append(Number(name, own.value, own.interval, other.value, other.interval, **about))
     return numbers
 
 

@@ -29,14 +29,14 @@ class Training(Experiment[Config]):
     recipe, settings, leftovers = "segmenter", settings, (parts.ADAPTER, parts.DECODER)
 
     def __init__(self, config: Config, cluster: Cluster) -> None:
-        assert config.data.source is not None
-        assert config.model is not None
-        # The run is opened from anywhere.
-        config = replace(config, data={"source": config.data.source.resolve()}, model=lasting(config.model))
-        super().__init__(config, cluster)
         data = config.data
+        assert data.source is not None
+        assert config.model is not None
+        source = data.source.resolve()  # the run is opened from anywhere
+        config = replace(config, data={"source": source}, model=lasting(config.model))
+        super().__init__(config, cluster)
         # Where the folder does not say which scenes are held out, the seed does.
-        self.scenes = {seed: load_scenes(data.source, data.ignore, seed=seed) for seed in self.seeds()}
+        self.scenes = {seed: load_scenes(source, data.ignore, seed=seed) for seed in self.seeds()}
         task = _task(config, self.scenes[config.loop.seed], parts.build(config))  # what cannot be built is refused here
         if data.check:
             cluster.on_main(task.check)

@@ -12,17 +12,16 @@ import pytest
 import torch
 
 from leafward.adapters import adapters
-from leafward.adapters.registry import METHODS, load, trainable
+from leafward.adapters.registry import METHODS, load
 from leafward.adapters.surface import AdapterConfig
-from leafward.adapters.trainable import make_trainable
 from leafward.encoders import load_encoder
 from leafward.errors import UsageError
-from leafward.systems.hyperclip.config import MethodName
+from leafward.systems.hyperclip.config import Adapt, MethodName, trainable
+from leafward.systems.hyperclip.methods import adapt
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "adapters"))
 from radial_toys import make
 
-WANTED = {"encoder": "both", "block_size": 8, "constraint": "free", "rank": None, "seed": 0}
 ADAPTER = '''
 """W + a b: a change of rank one."""
 from typing import ClassVar
@@ -94,7 +93,7 @@ def test_config_imports_no_torch() -> None:
 def test_every_name_leaves_the_function_and_trains_its_own(clip: Path, name: str) -> None:
     encoder = load_encoder(clip)
     before = encoder.encode_text(["a small dog"])
-    make_trainable(encoder.model, name, WANTED)
+    adapt(encoder.model, Adapt(method=name, block_size=8), seed=0)
     torch.testing.assert_close(encoder.encode_text(["a small dog"]), before, rtol=1e-6, atol=1e-6)
     own = {key for key, parameter in encoder.model.named_parameters() if parameter.requires_grad}
     assert bool(own) == (name != "frozen")
@@ -103,13 +102,11 @@ def test_every_name_leaves_the_function_and_trains_its_own(clip: Path, name: str
         assert own == {key for key, _ in encoder.model.named_parameters()}
 
 
-def test_what_cannot_be_trained_is_named(clip: Path) -> None:
+def test_an_adapter_is_not_trained_on_top_of_another(clip: Path) -> None:
     model = load_encoder(clip).model
-    with pytest.raises(UsageError, match="method 'latent_hierarchy' is not one that is trained"):
-        make_trainable(model, "latent_hierarchy", WANTED)
-    make_trainable(model, "lora", WANTED)
+    adapt(model, Adapt(method="lora", block_size=8), seed=0)
     with pytest.raises(UsageError, match="model other holds an adapter already"):
-        make_trainable(model, "lora", WANTED, base_model="other")
+        adapt(model, Adapt(method="lora", block_size=8), seed=0, base_model="other")
 
 
 def test_an_adapter_is_one_file_and_one_line(clip: Path, tmp_path: Path) -> None:
