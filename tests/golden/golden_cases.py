@@ -289,7 +289,14 @@ superposition = System(
 
 # Taxonomy
 
-NODES = ALONE | {"data": "@tree.csv", "dim": 3, "epochs": STEPS, "batch": 64}
+NODES = ALONE | {
+    "data": "@tree.csv",
+    "dim": 3,
+    "epochs": STEPS,
+    "batch_size": 64,
+    "log_every": 1,
+    "warmup_ratio": 1 / STEPS,
+}
 
 
 def taxonomy_scores(result: Result) -> Iterator[tuple[str, Any]]:
