@@ -46,7 +46,7 @@ WORDS: list[tuple[str, str]] = [
     ("train superposition --corr block:0:0.5", "block:0"),
     ("train superposition --corr block:2:7", "block:2:7"),
     ("train superposition --executor slurm", "slurm"),
-    ("train superposition --executor ray --workers 0", "workers"),
+    ("train superposition --executor ray --processes 0", "processes"),
     ("train superposition --precision tf32 --device cpu", "tf32"),
     ("train superposition --warmup 2", "warmup"),
     ("train superposition --snapshots 1", "snapshots"),

@@ -50,7 +50,7 @@ def law_name(law: str) -> str:
 
 def effective_decays(config: Config) -> tuple[float, ...]:
     """The decays that are trained: only 0 where decay has no meaning."""
-    return (0.0,) if config.optim == "adam" or config.constraint == "sphere" else config.decays
+    return (0.0,) if config.optim.name == "adam" or config.constraint == "sphere" else config.decays
 
 
 def plan(config: Config, device: str) -> list[Pack]:
@@ -61,11 +61,11 @@ def plan(config: Config, device: str) -> list[Pack]:
             "options": _options(config, device, rows),
             "snapshots": _snapshots(config),
             "eval_rows": config.eval_rows,
-            "checkpoint_every": config.checkpoint_every,
+            "checkpoint_every": config.loop.checkpoint_every,
         }
         for rows in (None, *(config.data_rows if "data" in config.axis else ()))
         for law in dict.fromkeys(map(law_name, config.laws))
-        for seed in range(config.seed, config.seed + config.seeds)
+        for seed in range(config.loop.seed, config.loop.seed + config.arms.seeds)
         for models in _dealt(_models(config, law, seed), config.pack, device)
     ]
     _check(packs)
@@ -87,16 +87,16 @@ def _options(config: Config, device: str, rows: int | None) -> dict[str, Any]:
     """The fields of `FleetOptions`."""
     return {
         "features": config.features,
-        "batch": config.batch,
-        "steps": config.steps,
-        "warmup": config.warmup,
-        "optimiser": config.optim,
+        "batch": config.loop.batch_size,
+        "steps": config.loop.steps,
+        "warmup": config.optim.warmup_ratio,
+        "optimiser": config.optim.name,
         "loss": config.loss,
         "loss_scale": config.loss_scale,
         "constraint": config.constraint,
         "correlation": config.corr,
         "dataset_rows": rows,
-        "precision": config.precision,
+        "precision": config.loop.precision,
         "device": device,
     }
 
@@ -104,10 +104,10 @@ def _options(config: Config, device: str, rows: int | None) -> dict[str, Any]:
 def _models(config: Config, law: str, seed: int) -> list[dict[str, Any]]:
     from leafward.systems.superposition import width_scaled_rates
 
-    models = []
+    models, optim = [], config.optim
     for decay in effective_decays(config):
         for width in config.widths:
-            rates = width_scaled_rates(width) if config.width_rates else {"lr": config.lr, "bias_lr": config.bias_lr}
+            rates = width_scaled_rates(width) if optim.width_rates else {"lr": optim.lr, "bias_lr": optim.bias_lr}
             common = {"width": width, "decay": decay, "law": law, "density": config.density, "seed": seed}
             models.append(common | rates)
     return models
@@ -124,9 +124,9 @@ def _dealt(models: list[dict[str, Any]], size: int | None, device: str) -> list[
 def _snapshots(config: Config) -> list[int]:
     """Steps at which losses are measured, the last one included."""
     if "steps" not in config.axis:
-        return [config.steps]
-    first = max(1, round(config.warmup * config.steps))
-    ratio = config.steps / first
+        return [config.loop.steps]
+    first = max(1, round(config.optim.warmup_ratio * config.loop.steps))
+    ratio = config.loop.steps / first
     return sorted({round(first * ratio ** (k / (config.snapshots - 1))) for k in range(config.snapshots)})
 
 
