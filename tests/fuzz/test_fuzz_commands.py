@@ -29,7 +29,7 @@ WORDS: list[tuple[str, str]] = [
     ("train superposition --config", "--config"),
     ("train superposition --config gone.yaml", "gone.yaml"),
     ("train superposition --stepz 3", "--stepz"),
-    ("train superposition --steps", "--steps"),
+    ("train superposition --steps", "loop.steps"),
     ("train superposition --steps 3 4", "4"),
     ("train superposition --widths", "widths"),
     ("train superposition --widths 4,x", "widths"),

@@ -53,7 +53,7 @@ class Config(Settings, frozen=True):
     eval_nodes: Count = 10_000
     """Nodes from which all others are ranked, at most; a taxonomy with more is measured on a random sample."""
     arms: Arms = Arms()
-    loop: LoopConfig = LoopConfig(epochs=100, batch_size=256)
+    loop: LoopConfig = LoopConfig(epochs=100.0, batch_size=256)
     """A sample is a node, compared with the others of its batch and with all their ancestors; an epoch is one pass over
     the nodes. A batch larger than the taxonomy is cut to it."""
     optim: EmbeddingOptim = EmbeddingOptim(
