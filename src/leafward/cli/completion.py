@@ -24,7 +24,10 @@ def run(args: Args, console: Console) -> dict[str, Any]:
 
 
 def _bash() -> str:
-    """Completes commands, then what they choose from, then flags (asked of ``--help``, also without their group), then file names."""
+    """Completes commands, then what they choose from, then flags, then file names.
+
+    Flags are asked of ``--help``; the group of a name may be left out.
+    """
     from leafward.cli.commands import COMMANDS
     from leafward.systems import PREPARATIONS, TRAININGS
 
