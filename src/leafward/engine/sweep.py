@@ -19,7 +19,7 @@ from leafward.config import checked, config_hash, full_name, replace, to_dict
 from leafward.engine.distributed import Cluster
 from leafward.engine.executor import JobsStopped, run_jobs
 from leafward.engine.layout import is_run
-from leafward.engine.lock import releasing
+from leafward.engine.lock import release, releasing
 from leafward.engine.loop import Interrupted
 from leafward.engine.nonfinite import NonFiniteError
 from leafward.engine.run import CELLS, RESULT, RunDirectory, discard_unbegun
@@ -122,7 +122,7 @@ class Sweep:
                 done = sum((out / CELLS / cell.name / RESULT).is_file() for cell in self.cells)
                 raise Interrupted(stopped.number, f"{done} of {len(self.cells)} variants", out) from None
             except Exception:
-                self.cluster.on_main(lambda: discard_unbegun(out))
+                self.cluster.on_main(lambda: _discard(out))
                 raise
             return self.cluster.on_main(lambda: self._finish(RunDirectory.open(out)))
 
@@ -175,6 +175,12 @@ class Sweep:
         run.finish(result)
         write_page(self.training.recipe, self.config, result, run)
         return result
+
+
+def _discard(out: Path) -> None:
+    """Remove the directory of a sweep that failed before any variant was begun."""
+    release(out)  # the lock is a file of the directory
+    discard_unbegun(out)
 
 
 def train_cell(config: dict[str, Any], directory: Path) -> dict[str, Any]:

@@ -167,7 +167,8 @@ def against(rows: Sequence[Row], key: str, name: str) -> Figure:
     for label, members in lines.items():
         members.sort(key=lambda row: row["settings"][key])
         x = [row["settings"][key] for row in members]
-        drawn = line_with_band(axes, x, _side(members, "value"), *_band(members), label=label or name, marker="o")
+        band = _band(members) if len(lines) == 1 else (None, None)  # several would hide each other
+        drawn = line_with_band(axes, x, _side(members, "value"), *band, label=label or name, marker="o")
         twin = _side(members, "twin")
         if not all(map(math.isnan, twin)):
             chosen = {"color": drawn.get_color(), "linestyle": "--", "marker": "o"}
