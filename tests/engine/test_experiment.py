@@ -38,7 +38,7 @@ BOTH = ("euclidean-0", "lorentz-0")
 FIRST = [
     Case(
         "taxonomy",
-        golden.NODES | {"batch": 4, "twin": True, "epochs": 3},
+        golden.NODES | {"batch_size": 4, "twin": True, "epochs": 3},
         BOTH,
         ("embeddings.safetensors",),
         stop=Stop(calls=2),

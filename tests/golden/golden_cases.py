@@ -256,14 +256,14 @@ FLEET = {
     "widths": [3, 4, 6, 8],
     "decays": [-1.0, 0.5],
     "laws": ["power:1"],
-    "batch": 32,
+    "batch_size": 32,
     "steps": STEPS,
     "eval_rows": 64,
     "axis": ["steps"],
     "snapshots": 200,
     "precision": "float64",
     "device": "cpu",
-    "workers": 0,
+    "processes": 0,
 }
 
 
@@ -289,7 +289,14 @@ superposition = System(
 
 # Taxonomy
 
-NODES = ALONE | {"data": "@tree.csv", "dim": 3, "epochs": STEPS, "batch": 64}
+NODES = ALONE | {
+    "data": "@tree.csv",
+    "dim": 3,
+    "epochs": STEPS,
+    "batch_size": 64,
+    "log_every": 1,
+    "warmup_ratio": 1 / STEPS,
+}
 
 
 def taxonomy_scores(result: Result) -> Iterator[tuple[str, Any]]:

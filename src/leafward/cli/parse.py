@@ -36,7 +36,7 @@ def parse_into(cls: type, prog: str, argv: list[str], *, description: str, defau
     hints = typing.get_type_hints(cls).values()
     for kind in filter(is_settings, hints):
         argv = spelt_out(argv, kind)
-    words = split_lists(argv, set(_list_fields(cls)))
+    words = split_lists(gathered(argv, set(_list_fields(cls, every=True))), set(_list_fields(cls)))
     registry = ConstructorRegistry()
     if any(map(is_settings, hints)):
         registry.primitive_rule(_unchecked)
@@ -127,6 +127,23 @@ def brief(kind: type[Settings]) -> type[Settings]:
     return type(kind)(kind.__name__, (kind,), names | values, frozen=True)
 
 
+def gathered(argv: list[str], names: Collection[str]) -> list[str]:
+    """`argv` with one flag for each of the lists `names`: `--grid lr=1,2 --grid c=3,4` is `--grid lr=1,2 c=3,4`."""
+    groups: list[list[str]] = [[]]
+    lists: dict[str, list[str]] = {}
+    for word in argv:
+        flag, equals, value = word.partition("=")
+        if not flag.startswith("--"):
+            groups[-1].append(word)
+        elif flag.rpartition(".")[2].lstrip("-").replace("-", "_") not in names:
+            groups.append([word])
+        else:
+            group = lists.setdefault(flag, [flag])
+            groups = [*(each for each in groups if each is not group), group]  # the newest, so that values go there
+            group += [value] if equals else []
+    return [word for group in groups for word in group]
+
+
 def split_lists(argv: list[str], names: Collection[str]) -> list[str]:
     """`argv` with the values of the flags `names` taken apart at commas: `--widths 4,6,9` is `--widths 4 6 9`."""
     words: list[str] = []
@@ -144,14 +161,17 @@ def split_lists(argv: list[str], names: Collection[str]) -> list[str]:
     return words
 
 
-def _list_fields(cls: type) -> Iterator[str]:
-    """Fields of `cls`, and of what is nested in it, that hold a list of numbers or choices: these have no commas."""
+def _list_fields(cls: type, every: bool = False) -> Iterator[str]:
+    """Fields of `cls`, and of what is nested in it, that hold a list of numbers or choices: these have no commas.
+    `every`: of texts too."""
     for name, hint in typing.get_type_hints(cls).items():
         arguments = typing.get_args(hint)
         if dataclasses.is_dataclass(hint) or is_settings(hint):
-            yield from _list_fields(typing.cast(type, hint))
+            yield from _list_fields(typing.cast(type, hint), every)
         elif typing.get_origin(hint) is tuple and (
-            arguments[0] in (int, float) or typing.get_origin(arguments[0]) is typing.Literal
+            arguments[0] in (int, float)
+            or (every and arguments[-1] is ...)
+            or typing.get_origin(arguments[0]) is typing.Literal
         ):
             yield name
 

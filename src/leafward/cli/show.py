@@ -9,8 +9,11 @@ if TYPE_CHECKING:
 
 
 def show_headline(console: Console, result: dict[str, Any]) -> None:
-    """What a run found: its claims where it has them, else its headline numbers."""
+    """What a run found: its claims where it has them, else its headline numbers; of a sweep its variants first."""
     from leafward.report import Number
+
+    if result.get("cells"):
+        show_variants(console, result)
 
     if result.get("claims"):
         show_rows(console, list(CLAIM_COLUMNS), claim_rows(result["claims"]))
@@ -27,6 +30,18 @@ def show_headline(console: Console, result: dict[str, Any]) -> None:
         twin = "–" if number.twin is None else f"{number.twin:.4g}"
         rows.append((number.name, value, ends, *([twin] if twins else []), number.note))
     show_rows(console, ["", "value", "95 % interval", *(["twin"] if twins else []), "note"], rows)
+
+
+def show_variants(console: Console, result: dict[str, Any]) -> None:
+    """A row for each variant of a sweep, and what is to be said of them."""
+    from leafward.engine.sweep_report import table
+    from leafward.report.number import format_column
+
+    columns, rows = table(result["cells"])
+    texts = [format_column(column) for column in zip(*rows, strict=True)]
+    show_rows(console, columns, list(zip(*texts, strict=True)))
+    for note in result["notes"]:
+        console.print(note, markup=False)
 
 
 CLAIM_COLUMNS = ("claim", "here", "95 % interval", "verdict")

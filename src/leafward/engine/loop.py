@@ -68,10 +68,11 @@ class FitResult:
 class Interrupted(LeafwardError):
     """A signal asked the run to stop; everything is saved. `exit_code` is the shell's 128 + signal number."""
 
-    def __init__(self, number: int, step: int, where: Path):
-        name = signal.Signals(number).name
-        super().__init__(f"stopped by {name} after step {step}; all is saved in {where}: continue with --resume")
-        self.exit_code = 128 + number
+    def __init__(self, number: int, after: int | str, where: Path):
+        """`after`: the last step, or how far it came in words."""
+        name, far = signal.Signals(number).name, after if isinstance(after, str) else f"step {after}"
+        super().__init__(f"stopped by {name} after {far}; all is saved in {where}: continue with --resume")
+        self.number, self.exit_code = number, 128 + number
 
 
 def train_loop(

@@ -96,7 +96,7 @@ def _notes(config: Config, tax: Taxonomy) -> list[str]:
     notes = []
     if len(tax) > config.eval_nodes:
         notes.append(f"Ranks are from a random sample of {config.eval_nodes:,} of the {len(tax):,} nodes.")
-    if config.seeds == 1:
+    if config.arms.seeds == 1:
         notes.append("One seed: there are no intervals; --seeds 3 gives them.")
     return notes
 
@@ -112,8 +112,8 @@ def write(
     environment = read_record(run.path / "env.json")
     page = Page(
         "Taxonomy embedding",
-        subtitle=f"{config.data}: {result['taxonomy']}, {result['pairs']:,} pairs of a node and its ancestor; "
-        f"{config.geometry}, {config.dim} dimensions, objective {config.objective}, {config.epochs} epochs",
+        subtitle=f"{config.data.source}: {result['taxonomy']}, {result['pairs']:,} pairs of a node and its ancestor; "
+        f"{config.geometry}, {config.dim} dimensions, objective {config.objective}, {config.loop.length}",
     )
     for note in result["notes"]:
         page.note(note)
