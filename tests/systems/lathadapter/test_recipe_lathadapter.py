@@ -38,6 +38,11 @@ from radial_toys import make
 CLASSES, WIDTH = 8, 16
 
 
+def settings(**chosen: Any) -> Config:
+    """Those of the first preset with others by their short names."""
+    return replace(Config(), **chosen)
+
+
 def synthetic(seed: int = 0, noise: float = 1.2, teacher: bool = False) -> FeatureSet:
     """Images around class features that their texts know but roughly: there is something to learn."""
     generator = torch.Generator().manual_seed(seed)
@@ -59,7 +64,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def small(file: Path) -> Config:
-    return Config(features=file, hosts=("coop",), seeds=2, shots=(8,), max_steps=40, attributes=(6,), queue=32)
+    return settings(features=file, hosts=("coop",), seeds=2, shots=(8,), max_steps=40, attributes=(6,), queue=32)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +144,7 @@ def test_the_twin_begins_alike_and_sees_the_same_shots(small: Config, file: Path
 def test_a_stopped_run_goes_on_where_it_was(small: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(small, baselines=(), seeds=1)
     whole = train.run(config, tmp_path / "whole")
-    trained, fit = [], training.fit
+    trained, train_loop = [], training.train_loop
 
     def stop(host, *rest):
         trained.append(1)
@@ -160,7 +165,7 @@ def test_features_that_have_changed_since_are_refused_by_name(
 ) -> None:
     own, data = tmp_path / "own.npz", synthetic()
     write_feature_set(own, data)
-    short = Config(features=own, shots=(1,), seeds=1, epochs=1, hosts=(), baselines=("clip-adapter",))
+    short = settings(features=own, shots=(1,), seeds=1, epochs=1, hosts=(), baselines=("clip-adapter",))
     train.run(short, tmp_path / "run")
     write_feature_set(own, dataclasses.replace(data, images=data.images[:, :8], texts=data.texts[:, :8]))
     assert main(["evaluate", str(tmp_path / "run")]) == 1
@@ -169,7 +174,7 @@ def test_features_that_have_changed_since_are_refused_by_name(
 
 def test_promptkd_with_a_larger_teacher(tmp_path: Path) -> None:
     write_feature_set(tmp_path / "two.safetensors", synthetic(teacher=True))
-    config = Config(
+    config = settings(
         features=tmp_path / "two.safetensors",
         hosts=("promptkd",),
         baselines=("zero-shot",),
@@ -190,7 +195,7 @@ def test_a_finished_run_of_an_earlier_version_is_scored_again(
     """Which kept its trainings in checkpoints/cells."""
     write_feature_set(tmp_path / "two.npz", synthetic(teacher=True))
     options: Any = {"hosts": ("promptkd",), "baselines": ("clip-adapter",), "seeds": 1, "shots": (4,), "max_steps": 3}
-    result = train.run(Config(features=tmp_path / "two.npz", attributes=(6,), **options), tmp_path / "run")
+    result = train.run(settings(features=tmp_path / "two.npz", attributes=(6,), **options), tmp_path / "run")
     earlier = {
         "clip-adapter-4-shots-0": "clip-adapter-4-shots-seed-0",
         "promptkd-4-shots-0": "promptkd-4-shots-seed-0",
@@ -269,7 +274,7 @@ def test_presets_are_configurations(name: str) -> None:
 def test_a_target_without_the_teachers_features_is_refused(tmp_path: Path) -> None:
     write_feature_set(tmp_path / "two.npz", synthetic(teacher=True))
     write_feature_set(tmp_path / "far.npz", dataclasses.replace(synthetic(seed=1), name="far"))
-    config = Config(
+    config = settings(
         features=tmp_path / "two.npz",
         targets=(tmp_path / "far.npz",),
         protocol="cross-dataset",
@@ -300,7 +305,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_host_learns_tokens_inside_a_model_from_images(pictures: Path, tmp_path: Path) -> None:
-    config = Config(
+    config = settings(
         images=pictures / "images",
         model=str(pictures / "clip"),
         template="a photo of {}",
@@ -312,7 +317,7 @@ def test_every_host_learns_tokens_inside_a_model_from_images(pictures: Path, tmp
         attributes=(4,),
         twin=False,
         max_steps=3,
-        batch=8,
+        batch_size=8,
     )
     result = train.run(config, tmp_path / "run")
     hosts = ("coop", "maple", "promptsrc", "promptkd")
@@ -320,10 +325,10 @@ def test_every_host_learns_tokens_inside_a_model_from_images(pictures: Path, tmp
     assert {row["method"] for row in result["scores"]} == expected
     # Zero-shot is that of the model itself.
     encoder = load_encoder(pictures / "clip")
-    data = image_set(pictures / "images", encoder, config.template)  # pyright: ignore[reportArgumentType]
+    data = image_set(pictures / "images", encoder, config.data.template)  # pyright: ignore[reportArgumentType]
     rows = data.part(2)
     files = [data.images.files[row] for row in rows.tolist()]  # pyright: ignore[reportAttributeAccessIssue]
-    texts = encoder.encode_text([config.template.format(name) for name in data.class_names])
+    texts = encoder.encode_text([config.data.template.format(name) for name in data.class_names])
     right = (encoder.encode_image(files) @ texts.mT).argmax(dim=1) == data.labels[rows]
     zero_shot = next(row for row in result["scores"] if row["method"] == "zero-shot")
     assert zero_shot["accuracy"] == pytest.approx(100 * float(right.double().mean()))
@@ -334,7 +339,7 @@ def test_every_host_learns_tokens_inside_a_model_from_images(pictures: Path, tmp
 
 def test_images_of_another_set_and_what_is_refused(pictures: Path, tmp_path: Path) -> None:
     given = {"images": pictures / "images", "model": str(pictures / "clip"), "tokens": 2, "hosts": ("maple",)}
-    config = Config(
+    config = settings(
         **given,
         protocol="cross-dataset",
         targets=(pictures / "images",),
@@ -363,7 +368,7 @@ def test_too_many_tokens_are_refused_before_anything_is_encoded(
     monkeypatch.setattr(Pixels, "__getitem__", lambda self, rows: encoded.append(rows))
     monkeypatch.setattr(CLIPModel, "get_text_features", lambda self, **given: encoded.append(given))
     words = open_clip_model(str(pictures / "clip")).tokenizer("a photo of a", add_special_tokens=False)["input_ids"]
-    config = Config(
+    config = settings(
         images=pictures / "images", model=str(pictures / "clip"), tokens=len(words) + 1, shots=(2,), seeds=1
     )
     with pytest.raises(UsageError, match=rf"tokens must be from 1 to {len(words)}, .*, got {len(words) + 1}"):
@@ -435,7 +440,7 @@ def tree(folder: Path, names: Sequence[str], name: str = "tree.csv") -> Path:
 @pytest.fixture(scope="module")
 def in_pictures(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Config, dict[str, Any]]:
     """A run on images, with prompts inside the model, made with paths of another directory."""
-    config = Config(
+    config = settings(
         images=Path(os.path.relpath(pictures / "images")),
         model=os.path.relpath(pictures / "clip"),
         tokens=2,
@@ -446,7 +451,7 @@ def in_pictures(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
         max_steps=2,
         attributes=(4,),
         twin=False,
-        batch=4,
+        batch_size=4,
     )
     out = tmp_path_factory.mktemp("in-pictures") / "run"
     return out, config, train.run(config, out)
@@ -507,9 +512,9 @@ def test_a_run_on_images_is_scored_on_other_pictures(
     }
     assert {row["test"] for row in rows} == {"others"}
     encoder = load_encoder(pictures / "clip")
-    data = image_set(tmp_path / "others", encoder, config.template)  # pyright: ignore[reportArgumentType]
+    data = image_set(tmp_path / "others", encoder, config.data.template)  # pyright: ignore[reportArgumentType]
     files = [data.images.files[row] for row in data.part(2).tolist()]  # pyright: ignore[reportAttributeAccessIssue]
-    texts = encoder.encode_text([config.template.format(name.replace("_", " ")) for name in data.class_names])
+    texts = encoder.encode_text([config.data.template.format(name.replace("_", " ")) for name in data.class_names])
     answers = (encoder.encode_image(files) @ texts.mT).argmax(dim=1)
     truth = data.labels[data.part(2)]
     zero_shot = next(row for row in rows if row["method"] == "zero-shot")

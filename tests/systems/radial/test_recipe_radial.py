@@ -67,7 +67,7 @@ def config_for(base: Path, **changed) -> Config:
         "lr": 1e-3,
         "device": "cpu",
     }
-    return Config(**settings | changed)
+    return replace(Config(), **settings | changed)
 
 
 def test_loss_of_a_batch_is_that_of_its_chains_one_by_one(base):
@@ -167,7 +167,8 @@ def test_the_twin_learns_in_the_other_geometry_from_the_same_start(base, tmp_pat
     twin = json.loads((tmp_path / "run" / "members" / "lorentz-0" / "result.json").read_text())
     assert result["twin"] == pytest.approx(twin["after"])
     assert result["parameters"] == twin["parameters"]
-    assert [number["twin"] for number in result["headline"]] == [number["value"] for number in twin["headline"]]
+    alone = run(replace(config, twin=False, objective={"geometry": "lorentz"}), tmp_path / "alone")
+    assert [number["twin"] for number in result["headline"]] == [number["value"] for number in alone["headline"]]
     assert {number["twin_name"] for number in result["headline"]} == {"hyperbolic twin"}
     plain = run(replace(config, twin=False), tmp_path / "plain")
     assert plain["after"] == result["after"]
@@ -299,7 +300,8 @@ def test_presets_and_bad_settings():
     for preset in PRESETS.values():
         assert isinstance(preset(), Config)
     authors = PRESETS["authors"]()
-    assert (authors.lr, authors.batch_size, authors.epochs, authors.weight_decay) == (1e-7, 8, 1.0, 0.01)
+    assert (authors.loop.batch_size, authors.loop.epochs) == (8, 1.0)
+    assert (authors.optim.lr, authors.optim.weight_decay, authors.optim.clip_norm) == (1e-7, 0.01, None)
     assert [getattr(authors.objective, name) for name in ("pull", "contrast", "hardest")] == [10.0, 1.0, 1.0]
     with pytest.raises(UsageError, match="lr"):
         checked(Config, {"lr": 0.0})
