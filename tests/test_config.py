@@ -76,7 +76,12 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("superposition", "widths", [8, 8], "must be a list of at least one, without repeats, got (8, 8)"),
     ("superposition", "widths", [4, "six"], f"[1] must be {INTEGER}, got 'six'"),
     ("superposition", "axis", ["step"], "[0] must be one of data, steps, got 'step'; did you mean 'steps'?"),
-    ("lathadapter", "data.template", "a {} on a {}", "must be a text with {} once, for the class name, got 'a {} on a {}'"),
+    (
+        "lathadapter",
+        "data.template",
+        "a {} on a {}",
+        "must be a text with {} once, for the class name, got 'a {} on a {}'",
+    ),
 ]
 
 

@@ -123,7 +123,9 @@ def test_earlier_flags_are_taken() -> None:
 def test_an_unfinished_run_of_an_earlier_version_says_how_to_begin_again(system: str, tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", parse_yaml((FOLDER / f"{system}.yaml").read_text()))
     _, config = opened(system)
-    with pytest.raises(UsageError, match=r"begun by an earlier version .* other names .*--overwrite.*--config .*run/") as told:
+    with pytest.raises(
+        UsageError, match=r"begun by an earlier version .* other names .*--overwrite.*--config .*run/"
+    ) as told:
         RunDirectory.create(run.path, config, resume=True)
     file = str(told.value).rpartition("--config ")[2]
     assert parse([system, "--config", file]).config == config
@@ -135,5 +137,5 @@ def test_a_preset_as_an_earlier_version_wrote_it_says_what_is_missing(system: st
     settings = importlib.import_module(f"{HOMES[system]}.config")
     text = "data: null\nmodel: ''\n" if system == "radial" else "features: null\nimages: null\n"
     (tmp_path / "c.yaml").write_text(text)
-    with pytest.raises(UsageError, match="--data must|features is missing"):
+    with pytest.raises(UsageError, match=r"--data must|features is missing"):
         settings.check(load_yaml(settings.Config, tmp_path / "c.yaml"))

@@ -245,8 +245,8 @@ class RunDirectory:
         if gone:  # and a checkpoint is that of its settings, name by name
             raise UsageError(
                 f"{self.path} was begun by an earlier version of leafward, whose settings had other names "
-                f"({', '.join(gone)}), so it cannot be resumed; start again with --overwrite, and with the same settings "
-                f"by --config {self.path / CONFIG}"
+                f"({', '.join(gone)}), so it cannot be resumed; start again with --overwrite, and with the same "
+                f"settings by --config {self.path / CONFIG}"
             )
         old, new = flatten(saved), flatten(self.config)
         changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key, ...) != new.get(key, ...)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import sys
@@ -19,7 +20,7 @@ from transformers import CLIPModel
 
 from leafward.cli.dispatch import main
 from leafward.config import checked, replace
-from leafward.data.fewshot import FeatureSet, episodes, read_feature_set, seeded_split, write_feature_set
+from leafward.data.fewshot import Exam, FeatureSet, episodes, read_feature_set, seeded_split, write_feature_set
 from leafward.data.taxonomy import class_taxonomy
 from leafward.encoders import load_encoder
 from leafward.errors import DataError, UsageError
@@ -600,3 +601,76 @@ def test_zero_shot_takes_wordnet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         found.append(json.loads(capsys.readouterr().out.splitlines()[-1]))
     assert found[0]["hierarchical"] == found[1]["hierarchical"]
     assert found[0]["least_expected_distance"] == found[1]["least_expected_distance"]
+
+
+def test_an_ablation_and_a_grid_by_the_command(file: Path, tmp_path: Path) -> None:
+    words = ["train", "lathadapter", "--data", str(file), "--protocol", "few-shot", "--shots", "2", "--hosts", "coop"]
+    words += ["--baselines", "zero-shot", "--seeds", "1", "--steps", "2", "--attributes", "4", "--ablate", "parts"]
+    assert main([*words, "--grid", "margin=0.1,0.2", "--device", "cpu", "--out", str(tmp_path / "run")]) == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    parts = {"both": {}, "refinement-alone": {"hierarchy_weight": 0.0}, "losses-alone": {"refinement": 0.0}}
+    assert {each["cell"]: each["settings"] for each in result["cells"]} == {
+        f"{name}-margin={margin}": {f"hierarchy.{key}": value for key, value in (changes | {"margin": margin}).items()}
+        for name, changes in parts.items()
+        for margin in (0.1, 0.2)
+    }
+    assert {each["headline"][0]["twin"] is not None for each in result["cells"]} == {True}
+    assert set(result["best"]) == {"value", "twin"}
+
+
+@pytest.mark.parametrize("name", lathadapter.ABLATIONS)
+def test_ablations_are_settings(name: str) -> None:
+    variants = [settings(**changes) for changes in lathadapter.ABLATIONS[name].values()]
+    assert len({repr(each) for each in variants}) == len(variants) > 1
+
+
+def test_training_that_watches_validation_images_keeps_the_best(small: Config, tmp_path: Path) -> None:
+    config = replace(small, baselines=(), twin=False, seeds=1, steps=60, eval_every=3, patience=2, precision="bfloat16")
+    train.run(replace(config, checkpoint_activations=True, ema=0.5), tmp_path / "run")
+    run = tmp_path / "run" / "members" / "coop-8-shots-0"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    accuracies = [line["eval/accuracy"] for line in lines if "eval/accuracy" in line]
+    assert 2 < len(accuracies) < 20
+    assert max(accuracies[-2:]) <= max(accuracies[:-2])  # two without improvement ended it
+    data = read_feature_set(small.data.features)  # pyright: ignore[reportArgumentType]
+    (episode,) = episodes("base-to-new", data, [], (8,), [0])
+    trained = training.open_trained(config, training.Method("coop"), episode, tmp_path / "run")
+    exam = Exam("validation", data, episode.classes, episode.validation)
+    assert training.score(trained, exam, None)["accuracy"] == pytest.approx(max(accuracies))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"micro_batch": 4}, "loop.micro_batch must be None, because the losses compare"),
+        ({"strategy": "fsdp"}, "loop.strategy must be auto or ddp"),
+        ({"workers": 2}, "loop.workers must be 0"),
+        ({"ema": 0.9, "hosts": ("promptkd",)}, "loop.ema must be None with PromptSRC"),
+    ],
+)
+def test_what_a_loop_cannot_mean_here_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        settings(**options)
+
+
+def test_epochs_are_whole_batches_up_to_max_steps_and_steps_are_steps() -> None:
+    """The count of earlier versions: whole batches of an epoch, at least one."""
+    for count, steps in ((70, 60), (20, 30), (320, 300), (64_000, 2000)):
+        assert training.loop_of(Config(), 0, count).steps == steps
+    assert training.loop_of(settings(steps=5000), 0, 20).steps == 5000
+    assert training.loop_of(Config(), 0, 20).batch_size == 20
+
+
+def test_a_compiled_host_learns_the_same(small: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = []
+
+    def count(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    config = replace(small, baselines=("zero-shot",), twin=False, seeds=1, steps=3)
+    plain = train.run(config, tmp_path / "plain")
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=count))
+    found = train.run(replace(config, compile=True), tmp_path / "compiled")
+    assert graphs
+    assert [row["accuracy"] for row in found["scores"]] == [row["accuracy"] for row in plain["scores"]]

@@ -143,7 +143,9 @@ def lasting_paths(config: Config) -> Config:
             "images": None if data.images is None else data.images.resolve(),
             "targets": tuple(path.resolve() for path in data.targets),
             "model": None if data.model is None else lasting(data.model),
-            "taxonomy": data.taxonomy.resolve() if data.taxonomy is not None and data.taxonomy.exists() else data.taxonomy,
+            "taxonomy": data.taxonomy.resolve()
+            if data.taxonomy is not None and data.taxonomy.exists()
+            else data.taxonomy,
         },
     )
 
