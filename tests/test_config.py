@@ -86,7 +86,12 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("hyperclip", "data.template", "a dog", "must be a text with {} once, for the class name, got 'a dog'"),
     ("hyperclip --task segment", "adapt.rank", 0, f"must be {INTEGER}, or None, got 0"),
     ("hyperclip --task segment", "data.templates", [], "must be a list with at least one entry, each a text with"),
-    ("lathadapter", "template", "a {} on a {}", "must be a text with {} once, for the class name, got 'a {} on a {}'"),
+    (
+        "lathadapter",
+        "data.template",
+        "a {} on a {}",
+        "must be a text with {} once, for the class name, got 'a {} on a {}'",
+    ),
 ]
 
 
@@ -209,7 +214,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
 
 
 FREE = [LoopConfig, OptimConfig, BlockScaleConfig, LowRankConfig, LatentHierarchyConfig]
-FREE += [Adapt, *(settings_of(system) for system in ("helm", "radial"))]
+FREE += [Adapt, *(settings_of(system) for system in ("helm", "hyperclip", "radial"))]
 
 
 @pytest.mark.parametrize("kind", FREE, ids=[kind.__module__ for kind in FREE])

@@ -191,7 +191,7 @@ segmenter = System(
 # LatHAdapter
 
 HOSTS = ("coop", "maple", "promptsrc", "promptkd")
-FEW = ALONE | {"seeds": 1, "shots": [4], "max_steps": STEPS, "batch": 4, "queue": 12, "lr": 1e-2}
+FEW = ALONE | {"seeds": 1, "shots": [4], "max_steps": STEPS, "batch_size": 4, "queue": 12, "lr": 1e-2, "log_every": 1}
 
 
 def lathadapter_scores(result: Result) -> Iterator[tuple[str, Any]]:

@@ -241,6 +241,13 @@ class RunDirectory:
             raise LeafwardError(f"cannot clear {self.path}: {error.strerror or error}") from error
 
     def _check_same(self, saved: Mapping[str, Any]) -> None:
+        gone = [name for name in saved if name not in self.config]
+        if gone:  # and a checkpoint is that of its settings, name by name
+            raise UsageError(
+                f"{self.path} was begun by an earlier version of leafward, whose settings had other names "
+                f"({', '.join(gone)}), so it cannot be resumed; start again with --overwrite, and with the same "
+                f"settings by --config {self.path / CONFIG}"
+            )
         old, new = flatten(saved), flatten(self.config)
         changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key, ...) != new.get(key, ...)]
         refused = [key for key in changed if key not in self.may_change]

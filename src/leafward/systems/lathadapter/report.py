@@ -77,7 +77,7 @@ def summarise(config: Config, data: FeatureSet, rows: Sequence[Row]) -> dict[str
                 )
     return {
         "headline": [number.to_json() for number in _headline(config, cells)],
-        "protocol": config.protocol,
+        "protocol": config.data.protocol,
         "data": {"name": data.name, "images": len(data.images), "classes": len(data.texts)},
         "table": table,
         "differences": differences,
@@ -88,7 +88,7 @@ def summarise(config: Config, data: FeatureSet, rows: Sequence[Row]) -> dict[str
 
 def _headline(config: Config, cells: dict[Key, Estimate]) -> list[Number]:
     """The last number of shots; the harmonic mean where there is one, else every test."""
-    shots = config.shots[-1]
+    shots = config.data.shots[-1]
     tests = list(dict.fromkeys(test for _, _, test in cells))
     numbers = []
     for host in config.hosts or config.baselines:
@@ -113,11 +113,11 @@ def _headline(config: Config, cells: dict[Key, Estimate]) -> list[Number]:
 
 def _notes(config: Config, rows: Sequence[Row]) -> list[str]:
     notes = []
-    if config.seeds < 2:
+    if config.arms.seeds < 2:
         notes.append(
             "One seed: accuracies have Wilson's interval over the test images, differences and harmonic means none."
         )
-    if config.images is None:
+    if config.data.images is None:
         notes.append(
             "Prompts act on cached features, as one step of attention to learned tokens, not inside the encoder."
         )
@@ -135,8 +135,8 @@ def page(config: Config, data: FeatureSet, result: dict[str, Any], environment: 
     """The page of a run, not yet written."""
     made = scores_page(
         "Few-shot prompt learning with a latent hierarchy",
-        f"{data.name}: {len(data.texts)} classes, {config.protocol}, "
-        f"{', '.join(map(str, config.shots))} shots, {config.seeds} seed{'s' * (config.seeds > 1)}",
+        f"{data.name}: {len(data.texts)} classes, {config.data.protocol}, "
+        f"{', '.join(map(str, config.data.shots))} shots, {config.arms.seeds} seed{'s' * (config.arms.seeds > 1)}",
         result,
     )
     made.section("How it was run")
