@@ -280,7 +280,10 @@ LEFT_OVER = re.compile(r"\.partial-.+|\..+\.[a-z0-9_]{8}\.tmp(\.old)?")
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove what writers that were killed left in `folder` and below it; nobody else may be writing there."""
+    """Remove what writers that were killed left in `folder` and below it; nobody else may be writing there.
+
+    Of locks below `folder` those that nobody holds go: a member that was done before the kill is not taken up again.
+    """
     for place, folders, files in os.walk(folder):
         for name in filter(LEFT_OVER.fullmatch, [*folders]):
             folders.remove(name)
@@ -289,6 +292,10 @@ def clear_leftovers(folder: Path) -> None:
         for name in filter(LEFT_OVER.fullmatch, files):
             with suppress(OSError):
                 os.unlink(os.path.join(place, name))
+        if lock.LOCK in files and Path(place) != folder:
+            with suppress(lock.RunLocked):
+                if lock.acquire(place):
+                    lock.release(place)
 
 
 def discard_unbegun(path: str | Path) -> None:
