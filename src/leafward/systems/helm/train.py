@@ -50,12 +50,15 @@ class Training(Experiment[Config]):
     def seeds(self) -> range:
         return range(self.config.loop.seed, self.config.loop.seed + self.config.seeds)
 
+    def inputs(self) -> dict[str, Path]:
+        return {name: path for name, path in super().inputs().items() if not name.endswith("cache")}
+
     def prepare(self, run: RunDirectory) -> None:
         """The tokens, made by the first rank. If the data cannot be used, a fresh run directory is removed."""
 
         def make() -> str:
             try:
-                return str(_tokenised(self.config, run).folder)
+                return str(_tokenised(self.config, run, self.data_changed).folder)
             except BaseException:
                 if self.fresh:
                     shutil.rmtree(run.path)
@@ -89,8 +92,8 @@ def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = Fa
         return Training(config, cluster).run(out, resume=resume, overwrite=overwrite)
 
 
-def _tokenised(config: Config, run: RunDirectory) -> Corpus:
-    """The tokens of the run, and a check that model and prompt go with them."""
+def _tokenised(config: Config, run: RunDirectory, changed: bool) -> Corpus:
+    """The tokens of the run, and a check that model and prompt go with them; `changed`: other data are meant."""
     assert config.data is not None
     if config.tokenizer is not None:  # before the long work
         model_config(config, load_tokenizer(config.tokenizer))
@@ -104,7 +107,7 @@ def _tokenised(config: Config, run: RunDirectory) -> Corpus:
     )
     _sample_length(config, corpus.tokenizer)
     record = run.path / DATA
-    if record.is_file() and read_record(record).get("key") != corpus.key:
+    if record.is_file() and not changed and read_record(record).get("key") != corpus.key:
         raise DataError(f"{config.data} or its tokenizer has changed since {run.path} was started; start a new run")
     write_json(record, {"key": corpus.key, "folder": str(corpus.folder.resolve())})
     return corpus

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from leafward.config import Count, NonNegative, Part, Pixels, Positive, Seeds, Settings, Share
+from leafward.config import Count, NonNegative, Part, Pixels, Place, Positive, Seeds, Settings, Share
 from leafward.engine.config import CHANGEABLE_LOOP, LoopConfig, OptimConfig
 from leafward.errors import UsageError, need
 from leafward.systems.vision.augment import Augment
@@ -32,7 +32,7 @@ class Config(Settings, frozen=True):
 
     task: Literal["classify", "segment", "detect"] = "classify"
     """What is learned."""
-    data: str | None = None
+    data: Place | None = None
     """Classify: class folders, Parquet, .npz, a Hugging Face data set, torchvision:NAME:FOLDER. Segment: images and
     masks, ADE20K or VOC. Detect: COCO JSON or VOC XML."""
     backbone: str | None = None

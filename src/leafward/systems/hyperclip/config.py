@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from leafward.config import Count, Natural, NonNegative, Positive, Seeds, Settings, Template, Workers
+from leafward.config import Count, Natural, NonNegative, Place, Positive, Seeds, Settings, Template, Workers
 from leafward.errors import UsageError
 
 SUMMARY = (
@@ -31,7 +31,7 @@ class Config(Settings, frozen=True):
 
     images: Path | None = None
     """A folder of class folders, or one of the usual data sets (see leafward data features)."""
-    model: str | None = None
+    model: Place | None = None
     """A directory or hub name of CLIP or SigLIP, or open_clip:NAME@WEIGHTS."""
     method: MethodName = "block-scale"
     """What is trained; orthogonal is OFT, attention trains q, k and v themselves, frozen nothing."""

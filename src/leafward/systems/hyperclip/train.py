@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from leafward.adapters.surface import lasting
 from leafward.config import checked, replace
 from leafward.engine import Cluster, Experiment, Member, RunDirectory, session
 from leafward.engine.experiment import alone
@@ -55,8 +54,5 @@ def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = Fa
     """
     config = checked(Config, config)
     check(config)
-    assert config.images is not None
-    assert config.model is not None
-    config = replace(config, images=config.images.resolve(), model=lasting(config.model))
     with session(config.device) as cluster:
         return Training(config, cluster).run(out, resume=resume, overwrite=overwrite)

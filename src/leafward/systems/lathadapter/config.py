@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from leafward.config import Count, Natural, NonNegative, Positive, Seeds, Settings, Several, Some, Template
+from leafward.config import Count, Natural, NonNegative, Place, Positive, Seeds, Settings, Several, Some, Template
 from leafward.errors import UsageError, need
 
 SUMMARY = "Few-shot prompt learning on CLIP features: hosts alone, with LatHAdapter, and with its Euclidean twin."
@@ -32,7 +32,7 @@ class Config(Settings, frozen=True):
     """Feature file (.npz or .safetensors) of the data set that is trained on."""
     images: Path | None = None
     """In place of features: labelled images, a folder of class folders or one of the usual data sets."""
-    model: str | None = None
+    model: Place | None = None
     """With images: a directory or hub name of a Hugging Face CLIP model."""
     template: Template = "a photo of a {}."
     """With images: the text of a class; its first words are where the tokens begin."""

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from leafward.adapters import attach
-from leafward.adapters.surface import lasting
-from leafward.config import replace
 from leafward.data import fewshot
 from leafward.data.fewshot import Episode, Exam, FeatureSet, Protocol, read_feature_set
 from leafward.engine import (
@@ -131,19 +129,6 @@ def cells(config: Config, teacher: bool) -> list[Cell]:
                 counts = config.attributes if method.geometry is not None else (None,)
                 found |= {Cell(method.host, method.geometry, n, shots, config.seed): None for n in counts}
     return list(found)
-
-
-def lasting_paths(config: Config) -> Config:
-    """The same configuration with whole paths, which hold in every directory."""
-    taxonomy = config.taxonomy
-    return replace(
-        config,
-        features=None if config.features is None else config.features.resolve(),
-        images=None if config.images is None else config.images.resolve(),
-        targets=tuple(path.resolve() for path in config.targets),
-        model=None if config.model is None else lasting(config.model),
-        taxonomy=taxonomy.resolve() if taxonomy is not None and taxonomy.exists() else taxonomy,
-    )
 
 
 def read_sets(config: Config) -> list[FeatureSet]:

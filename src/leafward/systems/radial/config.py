@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from leafward.config import Count, Natural, NonNegative, Positive, Rate, Samples, Settings, Share, Workers
+from leafward.config import Count, Natural, NonNegative, Place, Positive, Rate, Samples, Settings, Share, Workers
 from leafward.errors import UsageError
 from leafward.systems.radial.objective import RadialConfig
 
@@ -24,7 +24,7 @@ MAY_CHANGE = ("device", "workers", "checkpoint_every")
 class Config(Settings, frozen=True):
     """Model, captions, objective and training. The defaults are those of the authors' code."""
 
-    model: str = ""
+    model: Place = ""
     """Directory or hub name of a CLIP, SigLIP or sentence encoder, or open_clip:NAME@WEIGHTS."""
     data: Path | None = None
     """Captions with negatives to learn from: .csv, .jsonl (also .gz) or .parquet."""

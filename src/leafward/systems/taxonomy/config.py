@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from leafward.config import Count, Natural, Positive, Seeds, Settings
+from leafward.config import Count, Natural, Place, Positive, Seeds, Settings
 from leafward.errors import UsageError, need
 
 SUMMARY = "Lorentz, Poincaré or Euclidean embeddings of a taxonomy, by distances or entailment cones."
@@ -16,7 +16,7 @@ MAY_CHANGE = ("device",)
 class Config(Settings, frozen=True):
     """What is embedded, in what space, and how it is trained."""
 
-    data: str = ""
+    data: Place = ""
     """The taxonomy: .csv of child,parent; .json; .txt; wordnet (its nouns); wordnet:NODE (the nouns under NODE)."""
     root: str | None = None
     """Name of a root to put above a taxonomy that has several."""

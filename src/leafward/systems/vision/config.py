@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from leafward.config import Part, Pixels, Rate, Seeds, Settings
+from leafward.config import Part, Pixels, Place, Rate, Seeds, Settings
 from leafward.engine.config import CHANGEABLE_LOOP, LoopConfig, OptimConfig
 from leafward.errors import UsageError, need
 from leafward.systems.vision.augment import Augment
@@ -29,7 +29,7 @@ class Config(Settings, frozen=True):
 
     task: Literal["classify", "segment", "detect"] = "classify"
     """What is learned."""
-    data: str | None = None
+    data: Place | None = None
     """Classify: class folders, Parquet, .npz, a Hugging Face data set, torchvision:NAME:FOLDER. Segment: images and
     masks, ADE20K or VOC. Detect: COCO JSON or VOC XML."""
     model: str = "convnext_femto"

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from leafward.config import Count, Natural, NonNegative, Positive, Settings, Workers
+from leafward.config import Count, Natural, NonNegative, Place, Positive, Settings, Workers
 from leafward.errors import UsageError
 
 SUMMARY = "Open-vocabulary segmentation: a CLIP model with block-diagonal adapters and cost aggregation."
@@ -28,7 +28,7 @@ class Config(Settings, frozen=True):
     (see leafward.data.scenes)."""
     ignore: int | None = 255
     """Number of mask pixels that do not count; 0 for ADE20K-150, whose classes begin at 1; 65535 for ADE20K-847."""
-    model: str | None = None
+    model: Place | None = None
     """A directory or hub name of a Hugging Face CLIP model."""
     method: Literal["block-scale", "orthogonal", "lora", "attention", "full", "frozen"] = "block-scale"
     """What is trained in CLIP beside the decoder; orthogonal is OFT, attention trains q, k and v themselves."""

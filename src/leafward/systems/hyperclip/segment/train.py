@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from leafward.adapters import trainable_parameters
-from leafward.adapters.surface import lasting
 from leafward.config import checked, replace
 from leafward.data.scenes import SceneSets, load_scenes
 from leafward.engine import Cluster, Experiment, LoopConfig, Member, OptimConfig, RunDirectory, fit, session
@@ -97,9 +96,5 @@ def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = Fa
     """
     config = checked(Config, config)
     check(config)
-    assert config.data is not None
-    assert config.model is not None
-    # The run is opened from anywhere.
-    config = replace(config, data=config.data.resolve(), model=lasting(config.model))
     with session(config.device) as cluster:
         return Training(config, cluster).run(out, resume=resume, overwrite=overwrite)
