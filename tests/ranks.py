@@ -18,16 +18,20 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-# What training imports, some of it late; what is not installed is passed over.
+SYSTEMS = ("helm", "hcformer", "himapper", "hyperclip", "hyperclip.segment", "lathadapter", "radial", "superposition")
+# What trainings import, some of it late; what is not installed is passed over. There is one server for a process of
+# pytest, started by the first test that needs one, so this is the one list.
 PRELOAD = [
     "leafward.engine.loop",
     "torch._dynamo",
     "torch.distributed.fsdp",
     "torch.utils.tensorboard",
     "yaml",
-    "leafward.systems.helm.train",
-    "leafward.systems.himapper.train",
+    *(f"leafward.systems.{name}.train" for name in (*SYSTEMS, "taxonomy", "vision")),
     "leafward.systems.vision.classification",
+    "matplotlib.backends.backend_svg",
+    "transformers.models.bert.modeling_bert",
+    "transformers.models.clip.modeling_clip",
 ]
 SPEED = ("time", "seconds", "per_second", "utilisation")
 """Ends of the names of measurements that no two runs share."""

@@ -207,8 +207,9 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.tuples(*map(values_of, kind.item_types))
     if isinstance(kind, inspect.VarTupleType):
         return st.lists(values_of(kind.item_type), min_size=kind.min_length or 0, max_size=4)
-    if isinstance(kind, inspect.Metadata):  # texts of a pattern
-        return st.from_regex(getattr(kind.type, "pattern"))  # noqa: B009
+    if isinstance(kind, inspect.Metadata):
+        pattern = getattr(kind.type, "pattern")  # noqa: B009
+        return st.text() if pattern is None else st.from_regex(pattern)
     plain = {inspect.BoolType: st.booleans(), inspect.NoneType: st.none(), inspect.StrType: st.text()}
     return plain.get(type(kind), st.just("some/path"))
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta, inspect
 
 from leafward.errors import DataError, LeafwardError, UsageError, nearest
-from leafward.files import LARGEST_RECORD, read_text, write_text
+from leafward.files import LARGEST_RECORD, read_text, whole_path, write_text
 
 LARGEST_INTEGER = 1 << 63
 V = TypeVar("V")
@@ -39,6 +39,8 @@ Workers = Annotated[int, Meta(ge=0, le=1 << 10)]
 Samples = Annotated[int, Meta(ge=1, le=1 << 24)]
 Pixels = Annotated[int, Meta(ge=32, le=1 << 16)]
 Some = Annotated[tuple[V, ...], Meta(min_length=1)]
+Place = Annotated[str, Meta(extra={"place": True})]
+"""The name of a file or folder, perhaps with weights after an @, or of something else: a preset, a model of the hub."""
 Template = Annotated[
     str, Meta(pattern=r"^(?s:(?!.*\{\}.*\{\}).*\{\})", description="a text with {} once, for the class name")
 ]
@@ -139,19 +141,15 @@ def _nested(kind: type[Settings]) -> list[str]:
 @cache
 def _groups(kind: type[Settings]) -> dict[str, type[Settings]]:
     """The fields that are settings themselves, or None."""
-    hints = get_type_hints(kind)
-    arms = {name: [arm for arm in (hints[name], *get_args(hints[name])) if is_settings(arm)] for name in _fields(kind)}
-    return {name: found[0] for name, found in arms.items() if found and hints[name] in (found[0], found[0] | None)}
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if name in kind.__struct_fields__}
+    arms = {name: next(filter(is_settings, (hint, *get_args(hint))), None) for name, hint in hints.items()}
+    return {name: arm for name, arm in arms.items() if arm is not None and hints[name] in (arm, arm | None)}
 
 
 @cache
 def _optional(kind: type[Settings]) -> set[str]:
     """The fields that may be None as a whole."""
     return {name for name, hint in get_type_hints(kind).items() if type(None) in get_args(hint)}
-
-
-def _fields(kind: type[Settings]) -> tuple[str, ...]:
-    return kind.__struct_fields__
 
 
 def _defaults(kind: type[Settings]) -> dict[str, Any]:
@@ -200,6 +198,58 @@ def _completed(kind: type[Settings], given: dict[str, Any], base: Mapping[str, A
 def is_settings(kind: Any) -> bool:
     """Whether a type is that of settings, which have fields of their own."""
     return isinstance(kind, type) and issubclass(kind, Settings)
+
+
+def lasting(settings: S) -> S:
+    """The same settings with whole paths for the files and folders that are there, so that they hold anywhere."""
+    plain = _lasting(settings)
+    return settings if plain == to_dict(settings) else checked(type(settings), plain)
+
+
+def places(settings: Settings) -> dict[str, Path]:
+    """Dotted name of a setting -> the file or folder that it names, or the weights after an @, where that is there."""
+    found: dict[str, Path] = {}
+    for name, field in _naming(settings):
+        if isinstance(field, Settings):
+            found |= {_join(name, inner): path for inner, path in places(field).items()}
+        elif isinstance(field, tuple):
+            named = {f"{name}[{number}]": value for number, value in enumerate(field)}
+            found |= {each: value for each, value in named.items() if isinstance(value, Path) and value.exists()}
+        elif (path := _there(field)) is not None:
+            found[name] = path
+    return found
+
+
+def _there(named: Path) -> Path | None:
+    _, at, weights = str(named).partition("@")
+    return named if named.exists() else Path(weights) if at and Path(weights).is_file() else None
+
+
+def _lasting(settings: Settings) -> dict[str, Any]:
+    """Fields that are settings, or that name a place that is there, with whole paths; all others as they are."""
+
+    def whole(value: Any) -> Any:
+        if isinstance(value, Settings):
+            return _lasting(value)
+        if isinstance(value, tuple):
+            return tuple(map(whole, value))
+        return whole_path(str(value)) if isinstance(value, Path) else value
+
+    plain = to_dict(settings)
+    return plain | {name: to_dict(whole(value)) for name, value in _naming(settings)}
+
+
+def _naming(settings: Settings) -> Iterator[tuple[str, Any]]:
+    """The fields that are settings or may name a place, the latter as paths."""
+    kind = inspect.type_info(type(settings))
+    for field in kind.fields if isinstance(kind, inspect.StructType) else ():  # a mapping says nothing of its fields
+        value = getattr(settings, field.name)
+        arms = field.type.types if isinstance(field.type, inspect.UnionType) else (field.type,)
+        marked = any(isinstance(arm, inspect.Metadata) and (arm.extra or {}).get("place") for arm in arms)
+        if marked and isinstance(value, str) and value:
+            yield field.name, Path(value)
+        elif isinstance(value, Settings | Path | tuple):
+            yield field.name, value
 
 
 def to_dict(config: Any) -> Any:
@@ -344,6 +394,8 @@ def _allowed(kind: Any) -> str:
     match kind:
         case inspect.Metadata(extra_json_schema={"description": words}):
             return words
+        case inspect.Metadata():
+            return _allowed(kind.type)
         case inspect.UnionType():
             arms = [_allowed(arm) for arm in kind.types if not isinstance(arm, inspect.NoneType)]
             return ", or ".join(arms + ["None"] * (len(arms) < len(kind.types)))

@@ -135,6 +135,14 @@ def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
     return value
 
 
+def whole_path(name: str) -> str:
+    """A name that holds in every folder: of a file or folder that is there, and of one after an @, its whole path."""
+    model, at, weights = name.partition("@")
+    if at and Path(weights).is_file():
+        return f"{model}@{Path(weights).resolve()}"
+    return str(Path(name).resolve()) if name and os.path.exists(name) else name
+
+
 def check_ending(path: str | os.PathLike[str], allowed: Sequence[str]) -> None:
     """Refuse a file by its name."""
     if Path(path).suffix not in allowed:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import golden_presets
 import torch
@@ -43,12 +43,18 @@ def run(system: str, name: str, data: Path) -> Numbers:
     return {"tolerance": case.tolerance, "losses": losses, "scores": dict(chosen.scores(result))}
 
 
-def train(system: str, settings: Mapping[str, Any], data: Path, out: Path, *, resume: bool = False) -> None:
+def train(
+    system: str, settings: Mapping[str, Any], data: Path, out: Path, *, resume: bool | Literal["data-changed"] = False
+) -> None:
     """Train the first preset with other settings, by dotted name; `data`: the folder of those that begin with @."""
-    home = golden_presets.PACKAGES[system]
-    known, training = (importlib.import_module(f"{home}.{part}") for part in ("config", "train"))
+    training = importlib.import_module(f"{golden_presets.PACKAGES[system]}.train")
+    training.run(settings_of(system, settings, data), out, resume=resume)
+
+
+def settings_of(system: str, settings: Mapping[str, Any], data: Path) -> Any:
+    known = importlib.import_module(f"{golden_presets.PACKAGES[system]}.config")
     first = next(iter(known.PRESETS.values()))()
-    training.run(replace(first, **{name: _found(value, data) for name, value in settings.items()}), out, resume=resume)
+    return replace(first, **{name: _found(value, data) for name, value in settings.items()})
 
 
 def _found(value: Any, data: Path) -> Any:

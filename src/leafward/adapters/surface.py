@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -20,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from leafward.adapters.layouts import STORE, Site
 from leafward.config import Settings, checked
 from leafward.errors import UsageError, nearest, need
+from leafward.files import whole_path
 from leafward.geometry.scalars import wide
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -190,7 +190,7 @@ def attach(
         store = AdapterStore(identity(model))
         model.add_module(STORE, store)
     if base_model is not None or revision is not None:
-        name_of_base = lasting(base_model) if base_model else store.base.name
+        name_of_base = whole_path(base_model) if base_model else store.base.name
         store.base = BaseModel(name_of_base, revision or store.base.revision, store.base.kind)
     if adapter.freezes_base:
         for key, parameter in model.named_parameters():
@@ -281,15 +281,7 @@ def identity(model: nn.Module) -> BaseModel:
     if not name:
         timm = getattr(model, "pretrained_cfg", None) or {}
         name = timm.get("architecture", "") if isinstance(timm, dict) else ""
-    return BaseModel(lasting(str(name)), str(getattr(config, "_commit_hash", None) or ""), type(model).__name__)
-
-
-def lasting(name: str) -> str:
-    """The name of a model that holds in every directory: a folder, and weights after an @, by their whole path."""
-    model, at, weights = name.partition("@")
-    if at and Path(weights).is_file():
-        return f"{model}@{Path(weights).resolve()}"
-    return str(Path(name).resolve()) if name and Path(name).is_dir() else name
+    return BaseModel(whole_path(str(name)), str(getattr(config, "_commit_hash", None) or ""), type(model).__name__)
 
 
 def store_of(model: nn.Module) -> AdapterStore:

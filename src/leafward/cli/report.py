@@ -1,7 +1,9 @@
-"""``leafward report TARGET… --out FILE``: one page that compares runs, evaluations or audits."""
+"""``leafward report RUN``: a run's own page, drawn again. ``leafward report TARGET… --out FILE``: one page that
+compares runs, evaluations or audits."""
 
 from __future__ import annotations
 
+import importlib
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from leafward.errors import DataError, UsageError
+from leafward.files import read_text, write_text
+from leafward.systems import TASKS, TRAININGS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,15 +24,18 @@ if TYPE_CHECKING:
 
 AUDIT, EVALUATIONS = "audit.json", ("evaluation.json", "hierarchy.json")
 """What an audit, and what evaluations leave in their folders."""
+HOMES = TRAININGS | {"segmenter": TASKS["hyperclip"]["segment"]}
+"""What a run directory calls its training -> the folder of that training, as a package."""
 Kind = Literal["run", "audit", "evaluation"]
 
 
 @dataclass
 class Args:
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """What to compare, all of one kind: run directories; folders or .json files of evaluations; folders of audits."""
-    out: Path = Path("report.html")
-    """The page to write."""
+    """What to compare, all of one kind: run directories; folders or .json files of evaluations; folders of audits.
+    One finished run, without --out: its own report.html is drawn again."""
+    out: Path | None = None
+    """The page to write (default: report.html)."""
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
@@ -36,21 +43,48 @@ def run(args: Args, console: Console) -> dict[str, Any]:
 
     if not args.runs:
         raise UsageError("RUN is missing; give one or more run directories, evaluations or audits")
-    if args.out.suffix.lower() not in (".html", ".htm"):
-        raise UsageError(f"--out {args.out}: the page is one file that ends in .html")
+    if args.out is None and len(args.runs) == 1 and kind_of(args.runs[0]) == "run":
+        page = draw_again(args.runs[0])
+        console.print(f"wrote {page}", markup=False)
+        return {"report": str(page), "runs": [str(args.runs[0])]}
+    out = args.out or Path("report.html")
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"--out {out}: the page is one file that ends in .html")
     kinds = {path: kind_of(path) for path in args.runs}
     if len(set(kinds.values())) > 1:
         said = ", ".join(f"{path} ({kind})" for path, kind in kinds.items())
         raise UsageError(f"runs, evaluations and audits have no numbers in common; compare those of one kind: {said}")
     kind = kinds[args.runs[0]]
     if kind == "run":
-        compare(list(args.runs), args.out)
+        compare(list(args.runs), out)
     else:
         records = _audits(args.runs) if kind == "audit" else _evaluations(args.runs)
-        words = ["leafward", "report", *map(str, args.runs), "--out", str(args.out)]
-        compare_records(records, kind, shlex.join(words), args.out)
-    console.print(f"wrote {args.out}", markup=False)
-    return {"report": str(args.out), "runs": [str(path) for path in args.runs]}
+        words = ["leafward", "report", *map(str, args.runs), "--out", str(out)]
+        compare_records(records, kind, shlex.join(words), out)
+    console.print(f"wrote {out}", markup=False)
+    return {"report": str(out), "runs": [str(path) for path in args.runs]}
+
+
+def draw_again(path: Path) -> Path:
+    """Draw the page of a finished run as `--resume` does where one lacks it; if that fails the old one stays."""
+    from leafward.config import checked
+    from leafward.engine.run import MEMBERS, RunDirectory
+
+    run = RunDirectory.open(path)
+    if run.recipe not in HOMES or path.resolve().parent.name == MEMBERS:
+        raise UsageError(f"{path} is one model of a run, whose page is that of the run; name the run")
+    if not run.finished:
+        raise UsageError(f"{path} is not finished, and its page comes with its result; --resume goes on with it")
+    known, training = (importlib.import_module(f"{HOMES[run.recipe]}.{part}") for part in ("config", "train"))
+    config = checked(known.Config, run.config)
+    old = read_text(run.report) if run.report.is_file() else None
+    run.report.unlink(missing_ok=True)
+    try:
+        training.run(config, path, resume=True)
+    finally:
+        if old is not None and not run.report.is_file():
+            write_text(run.report, old)
+    return run.report
 
 
 def kind_of(path: Path) -> Kind:

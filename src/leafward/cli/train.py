@@ -26,6 +26,7 @@ class Args:
     out: Path
     resume: bool
     overwrite: bool
+    data_changed: bool = False
 
 
 SHORT = """
@@ -60,7 +61,7 @@ def parse(argv: list[str]) -> Args:
     parsed = parse_into(cls, f"leafward train {name}", words, description=recipe.SUMMARY + SHORT, default=default)
     folder = "-".join([*name.replace("--task ", "").split(), parsed.preset or Path(file or "").stem or "run"])
     out = parsed.out or Path("runs") / folder
-    return Args(HOMES[name], parsed.settings, out, parsed.resume, parsed.overwrite)
+    return Args(HOMES[name], parsed.settings, out, parsed.resume, parsed.overwrite, parsed.data_changed)
 
 
 def chosen(argv: list[str]) -> tuple[str, list[str]]:
@@ -90,6 +91,7 @@ def _flags(recipe: ModuleType, kind: Any) -> type:
             ("out", flag(Path | None, "The run directory (default: runs/SYSTEM-PRESET)."), None),
             ("resume", flag(bool, "Continue an unfinished run, or write the page that a finished one lacks."), False),
             ("overwrite", flag(bool, "Replace a finished run."), False),
+            ("data_changed", flag(bool, "With --resume: go on though the data have changed since."), False),
             (
                 "settings",
                 Annotated[kind, tyro.conf.arg(name="")],
@@ -114,6 +116,9 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     """Train, then say where everything is."""
     from leafward.engine.run import discard_unbegun
 
+    if args.data_changed and not args.resume:
+        raise UsageError("--data-changed goes with --resume")
+    resume = "data-changed" if args.data_changed else args.resume
     _check_device(args.config)
     fresh = [path for path in (args.out, *args.out.parents) if not path.exists()]
     try:
@@ -121,7 +126,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         if hasattr(settings, "check"):  # before anything heavy is imported
             settings.check(args.config)
         train = importlib.import_module(f"{args.home}.train")
-        result = train.run(args.config, args.out, resume=args.resume, overwrite=args.overwrite)
+        result = train.run(args.config, args.out, resume=resume, overwrite=args.overwrite)
     except Exception:
         if not _first_rank():  # it clears up for all
             raise

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from leafward.config import checked, replace, to_dict
+from leafward.config import checked, lasting, places, replace, to_dict
+from leafward.engine import inputs as read
 from leafward.engine.bookkeeping import Signals
 from leafward.engine.config import MAY_CHANGE, ONE_ARM
 from leafward.engine.distributed import Cluster, session
@@ -31,6 +32,8 @@ from leafward.errors import LeafwardError, UsageError
 
 C = TypeVar("C")
 T = TypeVar("T")
+Resume = bool | Literal["data-changed"]
+"""Whether a run goes on; "data-changed": also where the data are not those that it was started with."""
 PATIENCE = timedelta(days=365)
 """How long ranks wait for one that works alone."""
 
@@ -87,14 +90,14 @@ class Experiment(Generic[C]):
     that do not split over a batch. Otherwise all ranks train each member together."""
 
     def __init__(self, config: Any, cluster: Cluster) -> None:
-        self.config, self.cluster = config, cluster
+        self.config, self.cluster = lasting(config), cluster  # whole paths: the run is opened from anywhere
         self.may_change = may_change(self.settings)
         self.out = Path()
-        self.fresh = False
+        self.fresh = self.data_changed = False
         self._group: Any = None
 
     @classmethod
-    def launch(cls, config: Any, out: str | Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:
+    def launch(cls, config: Any, out: str | Path, *, resume: Resume = False, overwrite: bool = False) -> dict[str, Any]:
         """Train, publish and score in the run directory `out`; returns what result.json holds.
 
         Start it with torchrun for several ranks. Raises `engine.Interrupted` after SIGTERM or SIGINT, once everything
@@ -131,6 +134,10 @@ class Experiment(Generic[C]):
         """Whether other members are trained with the help of this one, so that it comes before them."""
         return False
 
+    def inputs(self) -> Mapping[str, Path]:
+        """The files and folders that the run reads, by setting; going on with others is refused."""
+        return places(self.config)
+
     def prepare(self, run: RunDirectory) -> None:
         """What is done once, on every rank, between the making of the run directory and the first training."""
 
@@ -159,12 +166,13 @@ class Experiment(Generic[C]):
                 members.append(Member(arm, seed, self.seeded(settings, seed), path, home, single))
         return members
 
-    def run(self, out: str | Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:
+    def run(self, out: str | Path, *, resume: Resume = False, overwrite: bool = False) -> dict[str, Any]:
         """Train every member in the run directory `out` and put their results together: what result.json holds.
 
         Raises `Interrupted` after SIGTERM or SIGINT, once everything is saved; the same call with `resume` goes on.
         """
         out = Path(out)
+        self.data_changed, resume = resume == "data-changed", bool(resume)
         self.out, self.fresh = out, not (out.is_dir() and any(out.iterdir()))
         if self.cluster.world > 1:
             self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
@@ -211,8 +219,12 @@ class Experiment(Generic[C]):
                     f"{out} was begun by an earlier version of leafward, which kept its models in other places, so it "
                     "cannot be resumed; start again with --overwrite, or give another path"
                 )
+            found = self.inputs()
+            if resume and is_run(out) and not self.data_changed:
+                read.compare(out, found)
             chosen = {"resume": resume, "overwrite": overwrite, "may_change": self.may_change}
             RunDirectory.create(out, self.config, recipe=self.recipe, **chosen)
+            read.note(out, found, self.data_changed)
             for name in self.leftovers if overwrite else ():
                 _remove(out / name)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from leafward.config import config_hash, flatten, parse_yaml, save_yaml, to_dict
-from leafward.engine import lock
+from leafward.engine import inputs, lock
 from leafward.errors import DataError, LeafwardError, UsageError
 from leafward.files import LARGEST_RECORD, finite, read_bytes, read_record, read_text, replacing, write_json
 
@@ -110,13 +110,16 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
-        """An existing run directory, to read."""
+        """An existing run directory, to read; for small inputs that are gone from their place it names its copies."""
         path = Path(path)
         try:
             text = read_text(path / CONFIG, LARGEST_RECORD)
         except DataError as error:
             raise DataError(f"{path} is not a run directory: {error}") from error
-        return cls(path, parse_yaml(text, str(path / CONFIG)))
+        config = parse_yaml(text, str(path / CONFIG))
+        for name, copy in inputs.kept(path).items():
+            _set(config, name, str(copy))
+        return cls(path, config)
 
     @property
     def recipe(self) -> str:
@@ -231,7 +234,19 @@ class RunDirectory:
         batches = [path.name for path in self.path.glob(f"{BAD_BATCH}*")]
         try:
             shown = REPORT, BOARD, FIGURES, *EVALUATION
-            for name in (RESULT, CHECKPOINTS, METRICS, *shown, MODEL, MEMBERS, CELLS, *batches, CONFIG, ENV):
+            for name in (
+                RESULT,
+                CHECKPOINTS,
+                METRICS,
+                *shown,
+                MODEL,
+                MEMBERS,
+                CELLS,
+                *batches,
+                *inputs.WRITTEN,
+                CONFIG,
+                ENV,
+            ):
                 path = self.path / name
                 if path.is_dir():
                     shutil.rmtree(path)
@@ -287,7 +302,10 @@ LEFT_OVER = re.compile(r"\.partial-.+|\..+\.[a-z0-9_]{8}\.tmp(\.old)?")
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove what writers that were killed left in `folder` and below it; nobody else may be writing there."""
+    """Remove what writers that were killed left in `folder` and below it; nobody else may be writing there.
+
+    Of locks below `folder` those that nobody holds go: a member that was done before the kill is not taken up again.
+    """
     for place, folders, files in os.walk(folder):
         for name in filter(LEFT_OVER.fullmatch, [*folders]):
             folders.remove(name)
@@ -296,6 +314,21 @@ def clear_leftovers(folder: Path) -> None:
         for name in filter(LEFT_OVER.fullmatch, files):
             with suppress(OSError):
                 os.unlink(os.path.join(place, name))
+        if lock.LOCK in files and Path(place) != folder:
+            with suppress(lock.RunLocked):
+                if lock.acquire(place):
+                    lock.release(place)
+
+
+def _set(config: dict[str, Any], dotted: str, value: str) -> None:
+    *groups, name = dotted.split(".")
+    place: Any = config
+    for group in groups:
+        place = place.get(group, {})
+    name, _, number = name.rstrip("]").partition("[")
+    if number:
+        place, name = place[name], int(number)
+    place[name] = value
 
 
 def discard_unbegun(path: str | Path) -> None:

@@ -27,7 +27,7 @@ from leafward.engine.sweep_report import row_of, summarise, write_page
 from leafward.errors import LeafwardError, UsageError, nearest
 
 if TYPE_CHECKING:
-    from leafward.engine.experiment import Experiment
+    from leafward.engine.experiment import Experiment, Resume
 
 Changes = Mapping[str, Any]
 Ablations = Mapping[str, Mapping[str, Changes]]
@@ -108,14 +108,15 @@ class Sweep:
         if config.arms.jobs > 1 and cluster.world > 1:
             raise UsageError("arms.jobs must be 1 under torchrun, where all ranks train each variant together")
 
-    def run(self, out: str | Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:
+    def run(self, out: str | Path, *, resume: Resume = False, overwrite: bool = False) -> dict[str, Any]:
         """Train what is not finished and put the cells together: what result.json holds.
 
         Raises `Interrupted` after SIGTERM or SIGINT, once everything is saved; the same call with `resume` goes on.
         """
         out = Path(out)
+        self.going_on: Resume = "data-changed" if resume == "data-changed" else True
         with releasing():
-            self.cluster.on_main(lambda: self._create(out, resume, overwrite))
+            self.cluster.on_main(lambda: self._create(out, bool(resume), overwrite))
             try:
                 self._train_in_processes(out) if self.config.arms.jobs > 1 else self._train_one_by_one(out)
             except (Interrupted, JobsStopped) as stopped:
@@ -139,7 +140,7 @@ class Sweep:
                 continue
             begun = self.cluster.on_main(lambda path=path: is_run(path))
             try:
-                self.training(cell.config, self.cluster).run(path, resume=begun)
+                self.training(cell.config, self.cluster).run(path, resume=begun and self.going_on)
             except NonFiniteError as error:
                 if self.cluster.world > 1:  # where ranks train apart, the others would not know of it
                     raise
@@ -148,7 +149,12 @@ class Sweep:
     def _train_in_processes(self, out: Path) -> None:
         source = f"{self.training.__module__}:{self.training.__name__}"
         jobs = [
-            {"training": source, "config": to_dict(cell.config), "out": str((out / CELLS / cell.name).resolve())}
+            {
+                "training": source,
+                "config": to_dict(cell.config),
+                "out": str((out / CELLS / cell.name).resolve()),
+                "resume": self.going_on,
+            }
             for cell in self.cells
         ]
         arms = self.config.arms
@@ -189,5 +195,6 @@ def train_cell(config: dict[str, Any], directory: Path) -> dict[str, Any]:
     training = getattr(importlib.import_module(module), name)
     path = Path(config["out"])
     if not (path / RESULT).is_file():
-        training.launch(checked(training.settings.Config, config["config"]), path, resume=is_run(path))
+        settings = checked(training.settings.Config, config["config"])
+        training.launch(settings, path, resume=is_run(path) and config["resume"])
     return {"run": str(path)}

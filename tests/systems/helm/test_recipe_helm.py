@@ -138,8 +138,12 @@ def test_changed_data_is_refused_on_resume(tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             train_helm.run(config(tmp_path / "a.txt"), tmp_path / "run")
     (tmp_path / "a.txt").write_text("The hare met the owl. " * 40)
-    with pytest.raises(DataError, match="has changed since"):
+    with pytest.raises(UsageError, match=r"data: .*a\.txt has changed since .*--data-changed"):
         train_helm.run(config(tmp_path / "a.txt"), tmp_path / "run", resume=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(train_helm, "fit", interrupted)
+        with pytest.raises(KeyboardInterrupt):  # it comes to its training
+            train_helm.run(config(tmp_path / "a.txt"), tmp_path / "run", resume="data-changed")
 
 
 def test_twins_see_the_same_data_in_the_same_order(data, tmp_path, monkeypatch):

@@ -52,7 +52,13 @@ def finished(pictures, tmp_path_factory) -> tuple[Path, dict]:
     (folder / "tree.csv").write_text("child,parent\nred,warm\ngreen,cool\nblue,cool\nwarm,all\ncool,all\n")
     config = replace(
         hcformer.Config(),
-        data=str(pictures), size=32, held_out=0.25, twin=True, taxonomy=folder / "tree.csv", loop=LOOP, optim=OPTIM
+        data=str(pictures),
+        size=32,
+        held_out=0.25,
+        twin=True,
+        taxonomy=folder / "tree.csv",
+        loop=LOOP,
+        optim=OPTIM,
     )
     return folder / "run", train.run(config, folder / "run")
 
@@ -141,7 +147,9 @@ def test_a_backbone_of_timm_is_made_for_its_images_and_goes_into_another_task(pi
 
     loop = replace(LOOP, steps=1, eval_every=1)
     for name in ("test_convnext", "test_vit"):
-        config = replace(hcformer.Config(), data=str(pictures), model=name, size=64, held_out=0.25, loop=loop, optim=OPTIM)
+        config = replace(
+            hcformer.Config(), data=str(pictures), model=name, size=64, held_out=0.25, loop=loop, optim=OPTIM
+        )
         train.run(config, tmp_path / name)
     model = SegmentationModel("test_convnext", 2)
     load_backbone(model, tmp_path / "test_convnext")
@@ -226,7 +234,9 @@ def test_a_published_model_knows_the_pixels_that_do_not_count(finished, tmp_path
         optim=OPTIM,
     )
     result = train.run(config, tmp_path / "run")
-    args = evaluate_vision.Args(tmp_path / "run" / "model", data=config.data.source, device="cpu", out=tmp_path / "found")
+    args = evaluate_vision.Args(
+        tmp_path / "run" / "model", data=config.data.source, device="cpu", out=tmp_path / "found"
+    )
     found = evaluate_vision.run(args, quiet())["scores"]["model"]
     assert found == pytest.approx(result["members"][0]["scores"])
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from leafward.config import Part, Rate, Settings, Several, replace
+from leafward.config import Part, Place, Rate, Settings, Several, replace
 from leafward.engine.config import Arms, LoopConfig, OptimConfig
 from leafward.errors import UsageError
 
@@ -32,7 +32,7 @@ class Data(Settings, frozen=True):
     """Text, JSONL, Parquet (also .txt.gz, .jsonl.gz), a folder of them, or a Hugging Face data set on disk."""
     field: str = "text"
     """Field of JSONL, Parquet and data sets that holds the text."""
-    tokenizer: str | None = None
+    tokenizer: Place | None = None
     """A tokenizer.json, a folder with one, or the name of a Hugging Face tokenizer; None: train one on the data."""
     vocab_size: Annotated[int, Meta(ge=2, le=1 << 24)] | None = None
     """Tokens of the model. None: of a tokenizer that is given, as many as it has; else as the model's preset says."""

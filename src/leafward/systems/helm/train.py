@@ -47,12 +47,15 @@ class Training(Experiment[Config]):
     def arms(self) -> dict[str, Config]:
         return by_geometry(self.config)
 
+    def inputs(self) -> dict[str, Path]:
+        return {name: path for name, path in super().inputs().items() if not name.endswith("cache")}
+
     def prepare(self, run: RunDirectory) -> None:
         """The tokens, made by the first rank. If the data cannot be used, a fresh run directory is removed."""
 
         def make() -> str:
             try:
-                return str(_tokenised(self.config, run).folder)
+                return str(_tokenised(self.config, run, self.data_changed).folder)
             except BaseException:
                 if self.fresh:
                     shutil.rmtree(run.path)
@@ -77,8 +80,8 @@ class Training(Experiment[Config]):
 run = Training.launch
 
 
-def _tokenised(config: Config, run: RunDirectory) -> Corpus:
-    """The tokens of the run, and a check that model and prompt go with them."""
+def _tokenised(config: Config, run: RunDirectory, changed: bool) -> Corpus:
+    """The tokens of the run, and a check that model and prompt go with them; `changed`: other data are meant."""
     data = config.data
     assert data.source is not None
     if data.tokenizer is not None:  # before the long work
@@ -93,7 +96,7 @@ def _tokenised(config: Config, run: RunDirectory) -> Corpus:
     )
     _sample_length(config, corpus.tokenizer)
     record = run.path / DATA
-    if record.is_file() and read_record(record).get("key") != corpus.key:
+    if record.is_file() and not changed and read_record(record).get("key") != corpus.key:
         raise DataError(f"{data.source} or its tokenizer has changed since {run.path} was started; start a new run")
     write_json(record, {"key": corpus.key, "folder": str(corpus.folder.resolve())})
     return corpus

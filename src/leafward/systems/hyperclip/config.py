@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from leafward.adapters.registry import trained
-from leafward.config import Count, NonNegative, Positive, Settings, Template
+from leafward.config import Count, NonNegative, Place, Positive, Settings, Template
 from leafward.engine.config import Arms, LoopConfig, OptimConfig
 from leafward.errors import UsageError, need
 
@@ -106,7 +106,7 @@ class Config(Settings, frozen=True):
     EARLIER: ClassVar[dict[str, str]] = {"images": "data.source", "batch": "loop.batch_size"}
 
     data: Data = Data()
-    model: str | None = None
+    model: Place | None = None
     """A directory or hub name of CLIP or SigLIP, or open_clip:NAME@WEIGHTS."""
     scale: Positive = 100.0
     """1/τ of the logits."""

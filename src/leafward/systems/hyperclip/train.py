@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from leafward.adapters.surface import lasting
-from leafward.config import replace
 from leafward.engine import Cluster, Experiment, Member, RunDirectory
 from leafward.engine.experiment import alone
 from leafward.files import read_record
@@ -25,12 +23,8 @@ class Training(Experiment[Config]):
     recipe, settings, leftovers = "hyperclip", settings, (methods.ADAPTER,)
 
     def __init__(self, config: Config, cluster: Cluster) -> None:
-        assert config.data.source is not None
-        assert config.model is not None
-        # The run is opened from anywhere.
-        config = replace(config, data={"source": config.data.source.resolve()}, model=lasting(config.model))
         super().__init__(config, cluster)
-        self.data = {seed: methods.read(alone(config, seed)) for seed in self.seeds()}
+        self.data = {seed: methods.read(alone(self.config, seed)) for seed in self.seeds()}
 
     def arms(self) -> dict[str, Config]:
         return methods.arms_of(self.config)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from leafward.config import Count, Positive, Seeds, Settings, Several, Some, Template, replace
+from leafward.config import Count, Place, Positive, Seeds, Settings, Several, Some, Template, replace
 from leafward.engine import config as engine
 from leafward.engine.config import LoopConfig, OptimConfig
 from leafward.errors import UsageError, need
@@ -36,7 +36,7 @@ class Data(Settings, frozen=True):
     """Feature file (.npz or .safetensors) of the data set that is trained on."""
     images: Path | None = None
     """In place of features: labelled images, a folder of class folders or one of the usual data sets."""
-    model: str | None = None
+    model: Place | None = None
     """With images: a directory or hub name of a Hugging Face CLIP model."""
     template: Template = "a photo of a {}."
     """With images: the text of a class; its first words are where the tokens begin."""

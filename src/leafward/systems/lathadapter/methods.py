@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from leafward.adapters import attach
-from leafward.adapters.surface import lasting
 from leafward.config import checked, replace, to_dict
 from leafward.data import fewshot
 from leafward.data.fewshot import Episode, Exam, FeatureSet, Protocol, read_feature_set
@@ -131,23 +130,6 @@ def cells(config: Config, teacher: bool) -> list[Cell]:
                 counts = config.attributes if method.geometry is not None else (None,)
                 found |= {Cell(method.host, method.geometry, n, shots, seed): None for n in counts}
     return list(found)
-
-
-def lasting_paths(config: Config) -> Config:
-    """The same configuration with whole paths, which hold in every directory."""
-    data = config.data
-    return replace(
-        config,
-        data={
-            "features": None if data.features is None else data.features.resolve(),
-            "images": None if data.images is None else data.images.resolve(),
-            "targets": tuple(path.resolve() for path in data.targets),
-            "model": None if data.model is None else lasting(data.model),
-            "taxonomy": data.taxonomy.resolve()
-            if data.taxonomy is not None and data.taxonomy.exists()
-            else data.taxonomy,
-        },
-    )
 
 
 def read_sets(config: Config) -> list[FeatureSet]:

@@ -19,8 +19,8 @@ class Training(Experiment[Cell]):
     recipe, settings, member_recipe, apart = "lathadapter", settings, "", True
 
     def __init__(self, config: Config, cluster: Cluster) -> None:
-        config = methods.lasting_paths(config)  # the run is opened from anywhere
         super().__init__(config, cluster)
+        config = self.config
         self.sets = methods.read_sets(config)
         self.episodes = methods.episodes(config, self.sets)
         self.frozen: list[methods.Episode] | None = None

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from leafward.config import Count, Rate, Settings, replace
+from leafward.config import Count, Place, Rate, Settings, replace
 from leafward.engine.config import Arms, LoopConfig, OptimConfig
 from leafward.errors import UsageError, need
 from leafward.systems.radial.objective import RadialConfig
@@ -43,7 +43,7 @@ class Config(Settings, frozen=True):
     EARLIER: ClassVar[dict[str, str]] = {"warmup": "optim.warmup_ratio"}
 
     data: Data = Data()
-    model: str = ""
+    model: Place = ""
     """Directory or hub name of a CLIP, SigLIP or sentence encoder, or open_clip:NAME@WEIGHTS."""
     objective: RadialConfig = RadialConfig()
     """The loss, its geometry and its weights."""

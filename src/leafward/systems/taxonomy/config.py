@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
-from leafward.config import Count, Positive, Settings
+from leafward.config import Count, Place, Positive, Settings
 from leafward.engine.config import Arms, LoopConfig, OptimConfig
 from leafward.errors import UsageError, need
 
@@ -19,7 +19,7 @@ class Data(Settings, frozen=True):
 
     MAIN: ClassVar[str] = "source"
 
-    source: str = ""
+    source: Place = ""
     """.csv of child,parent; .json; .txt; wordnet (its nouns); wordnet:NODE (the nouns under NODE)."""
     root: str | None = None
     """Name of a root to put above a taxonomy that has several."""

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from leafward.config import Part, Pixels, Rate, Settings
+from leafward.config import Part, Pixels, Place, Rate, Settings
 from leafward.engine.config import Arms, LoopConfig, OptimConfig
 from leafward.errors import UsageError, need
 from leafward.systems.vision.augment import Augment
@@ -34,7 +34,7 @@ class Data(Settings, frozen=True):
     MAIN: ClassVar[str] = "source"
     RARE: ClassVar[frozenset[str]] = frozenset({"decoder", "sliding", "ignore", "check"})
 
-    source: str | None = None
+    source: Place | None = None
     """Classify: class folders, Parquet, .npz, a Hugging Face data set, torchvision:NAME:FOLDER. Segment: images and
     masks, ADE20K or VOC. Detect: COCO JSON or VOC XML."""
     task: Literal["classify", "segment", "detect"] = "classify"

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from leafward.config import Count, Positive, Settings, Some, Template
+from leafward.config import Count, Place, Positive, Settings, Some, Template
 from leafward.engine.config import LoopConfig, OptimConfig
 from leafward.systems.hyperclip.config import ABLATIONS, Adapt, Compared, check, fits
 
@@ -49,7 +49,7 @@ class Config(Settings, frozen=True):
     EARLIER: ClassVar[dict[str, str]] = {"batch": "loop.batch_size"}
 
     data: Data = Data()
-    model: str | None = None
+    model: Place | None = None
     """A directory or hub name of a Hugging Face CLIP model."""
     channels: Annotated[int, Meta(ge=16, multiple_of=16)] = 128
     """Channels of the decoder."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from leafward.adapters import trainable_parameters
-from leafward.adapters.surface import lasting
 from leafward.config import replace
 from leafward.data.scenes import SceneSets, load_scenes, score
 from leafward.engine import Cluster, Experiment, Member, RunDirectory, train_loop
@@ -29,14 +28,10 @@ class Training(Experiment[Config]):
     recipe, settings, leftovers = "segmenter", settings, (parts.ADAPTER, parts.DECODER)
 
     def __init__(self, config: Config, cluster: Cluster) -> None:
-        data = config.data
-        assert data.source is not None
-        assert config.model is not None
-        source = data.source.resolve()  # the run is opened from anywhere
-        config = replace(config, data={"source": source}, model=lasting(config.model))
         super().__init__(config, cluster)
+        config, data = self.config, self.config.data
         # Where the folder does not say which scenes are held out, the seed does.
-        self.scenes = {seed: load_scenes(source, data.ignore, seed=seed) for seed in self.seeds()}
+        self.scenes = {seed: load_scenes(data.source, data.ignore, seed=seed) for seed in self.seeds()}
         task = _task(config, self.scenes[config.loop.seed], parts.build(config))  # what cannot be built is refused here
         if data.check:
             cluster.on_main(task.check)
