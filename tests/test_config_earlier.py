@@ -19,6 +19,11 @@ SYSTEMS = {words: words.replace("hyperclip --task segment", "segmenter") for wor
 """What follows `leafward train` -> the file of that training; vision was hcformer's."""
 RENAMED = {"batch": "batch_size", "warmup": "warmup_ratio", "contrast_weight": "contrast", "kl_weight": "kl"}
 """Last part of a name then -> now."""
+PLACES = {
+    "hyperclip": {"images": "data.source"},
+    "superposition": {"optim": "optim.name", "workers": "processes"},
+}
+"""System -> full name then -> full name now, where the last part does not tell."""
 MOVED: dict[str, dict[str, Any]] = {
     "helm": {
         "data.source": "fables.jsonl",
@@ -60,6 +65,41 @@ MOVED: dict[str, dict[str, Any]] = {
         "optim.clip_norm": 1.0,
     },
 }
+MOVED |= {
+    "hyperclip": {
+        "data.source": "squares",
+        "data.shots": 4,
+        "adapt.method": "lora",
+        "adapt.score": "lorentz",
+        "arms.twin": True,
+        "loop.batch_size": 8,
+        "loop.workers": 1,
+        "optim.lr": 1e-3,
+    },
+    "hyperclip --task segment": {
+        "data.source": "scenes",
+        "data.ignore": 0,
+        "arms.compare": True,
+        "loop.steps": 70,
+        "loop.batch_size": 2,
+        "optim.lr": 3e-4,
+    },
+    "superposition": {
+        "processes": 3,
+        "arms.seeds": 2,
+        "loop.precision": "float64",
+        "loop.batch_size": 64,
+        "optim.name": "muon",
+        "optim.warmup_ratio": 0.2,
+    },
+    "taxonomy": {
+        "data.source": "tree.csv",
+        "arms.twin": True,
+        "loop.epochs": 40,
+        "loop.batch_size": 64,
+        "loop.seed": 2,
+    },
+}
 """System -> where some settings of its file stand today, and what they are."""
 
 
@@ -70,8 +110,10 @@ def opened(system: str) -> tuple[dict[str, Any], Settings]:
     return flatten(parse_yaml(path.read_text())), load_yaml(kind, path)
 
 
-def place(name: str, today: dict[str, Any]) -> str:
+def place(system: str, name: str, today: dict[str, Any]) -> str:
     """The dotted name today of one of then: the same, or the only one with the same last part."""
+    if name in PLACES.get(system, {}):
+        return PLACES[system][name]
     if name in today:
         return name
     if f"{name}.source" in today:
@@ -85,7 +127,7 @@ def place(name: str, today: dict[str, Any]) -> str:
 def test_a_file_of_an_earlier_version_opens_and_nothing_in_it_is_lost(system: str) -> None:
     then, config = opened(system)
     today = flatten(config)
-    places = {name: place(name, today) for name in then}
+    places = {name: place(system, name, today) for name in then}
     assert len(set(places.values())) == len(then)
     assert {name: today[path] for name, path in places.items()} == then
 
@@ -95,7 +137,7 @@ def test_it_stands_where_it_belongs_and_all_else_is_as_by_default(system: str) -
     then, config = opened(system)
     today, default = flatten(config), flatten(type(config)())
     assert {name: today[name] for name in MOVED[system]} == MOVED[system]
-    given = {place(name, today) for name in then}
+    given = {place(system, name, today) for name in then}
     given |= {"loop.steps"} if config.loop.epochs is not None else set()  # type: ignore[attr-defined]
     assert {name: value for name, value in today.items() if name not in given} == {
         name: value for name, value in default.items() if name not in given
@@ -105,8 +147,10 @@ def test_it_stands_where_it_belongs_and_all_else_is_as_by_default(system: str) -
 @pytest.mark.parametrize("system", MOVED)
 def test_the_command_line_takes_it(system: str) -> None:
     _, config = opened(system)
-    assert parse([*system.split(), "--config", str(FOLDER / f"{system}.yaml")]).config == config
-    assert parse([*system.split(), "--config", str(FOLDER / f"{system}.yaml"), "--seed", "11"]).config != config
+    assert parse([*system.split(), "--config", str(FOLDER / f"{SYSTEMS[system]}.yaml")]).config == config
+    assert (
+        parse([*system.split(), "--config", str(FOLDER / f"{SYSTEMS[system]}.yaml"), "--seed", "11"]).config != config
+    )
 
 
 def test_earlier_flags_are_taken() -> None:
@@ -121,14 +165,14 @@ def test_earlier_flags_are_taken() -> None:
 
 @pytest.mark.parametrize("system", MOVED)
 def test_an_unfinished_run_of_an_earlier_version_says_how_to_begin_again(system: str, tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path / "run", parse_yaml((FOLDER / f"{system}.yaml").read_text()))
+    run = RunDirectory.create(tmp_path / "run", parse_yaml((FOLDER / f"{SYSTEMS[system]}.yaml").read_text()))
     _, config = opened(system)
     with pytest.raises(
         UsageError, match=r"begun by an earlier version .* other names .*--overwrite.*--config .*run/"
     ) as told:
         RunDirectory.create(run.path, config, resume=True)
     file = str(told.value).rpartition("--config ")[2]
-    assert parse([system, "--config", file]).config == config
+    assert parse([*system.split(), "--config", file]).config == config
 
 
 @pytest.mark.parametrize("system", ["radial", "lathadapter"])

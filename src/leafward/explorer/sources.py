@@ -299,7 +299,8 @@ def _from_run(path: Path, options: Options) -> Source:
     if run.recipe == "helm":
         return _from_language_run(run, options)
     if not (path / "embeddings.safetensors").is_file():
-        features = run.config.get("features")
+        data = run.config.get("data")
+        features = (data if isinstance(data, dict) else run.config).get("features")  # of earlier versions: in no group
         hint = f"; its feature file can be shown: leafward explore {features}" if isinstance(features, str) else ""
         raise DataError(
             f"{path}: this {run.recipe or 'unknown'} run holds no embeddings (those of taxonomy and helm do){hint}"

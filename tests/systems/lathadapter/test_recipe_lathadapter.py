@@ -128,6 +128,13 @@ def test_the_run_directory(finished: tuple[Path, dict[str, Any]], small: Config)
         train.run(small, out)
 
 
+def test_the_explorer_names_the_feature_file_of_a_run(
+    finished: tuple[Path, dict[str, Any]], file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explore", str(finished[0])]) == 1
+    assert f"leafward explore {file}" in capsys.readouterr().err.replace("\n", "")
+
+
 def test_the_twin_begins_alike_and_sees_the_same_shots(small: Config, file: Path) -> None:
     episode = episodes("few-shot", read_feature_set(file), [], [4], [0])[0]
     states = []
