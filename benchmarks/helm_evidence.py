@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from leafward.data.text import Corpus, find_files, prepare, read_documents
-from leafward.engine import Cluster, LoopConfig, OptimConfig, RunDirectory, train_loop, session
+from leafward.engine import Cluster, LoopConfig, OptimConfig, RunDirectory, session, train_loop
 from leafward.files import finite, write_json
 from leafward.stats.intervals import mean_interval
 from leafward.systems.helm import HelmConfig, HelmForCausalLM, LanguageTask, score

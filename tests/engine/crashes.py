@@ -148,7 +148,7 @@ TIMES = ("time", "seconds", "tokens_per_second", "tokens per second", "hashes", 
 DRAWN = re.compile(r"\.[a-z0-9_]{8}\.tmp")
 READERS: dict[str, Callable[[bytes], Any]] = {
     r"metrics\.jsonl$": lambda found: [untimed(json.loads(line)) for line in found.splitlines()],
-    r"(result|manifest)\.json$": lambda found: untimed(json.loads(found)),
+    r"(result|manifest)\.json(\.[a-z0-9_]{8}\.tmp)?$": lambda found: untimed(json.loads(found)),
     r"checkpoints/.*\.safetensors$": _tensors,
     r"(env\.json|lock\.json|report\.html)(\.|$)": bool,
 }

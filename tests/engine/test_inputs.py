@@ -15,7 +15,7 @@ import golden_runs
 import pytest
 from experiment_ranks import Stop, train
 
-from leafward.config import Place, Settings, lasting, places
+from leafward.config import Place, Settings, full_name, lasting, places
 from leafward.engine import RunDirectory
 from leafward.engine.inputs import BLOCK, BLOCKS, MOST_FILES, RECORD, fingerprint
 from leafward.errors import UsageError
@@ -112,31 +112,33 @@ def test_a_taxonomy_that_was_rewired_is_refused_unless_that_is_meant(tmp_path: P
     given = ("taxonomy", TREE, data, out)
     assert train(1, *given, stop=Stop(calls=2)) == [SIGTERM]
     before = json.loads((out / RECORD).read_text())
-    assert before["data"]["path"] == str(data / "tree.csv")
+    assert before["data.source"]["path"] == str(data / "tree.csv")
     rewired(data / "tree.csv")
-    old, new = before["data"]["fingerprint"], fingerprint(data / "tree.csv")
-    with pytest.raises(UsageError, match=rf"data: .*tree.csv has changed.*was {old} and is {new};.*--data-changed"):
+    old, new = before["data.source"]["fingerprint"], fingerprint(data / "tree.csv")
+    with pytest.raises(
+        UsageError, match=rf"data.source: .*tree.csv has changed.*was {old} and is {new};.*--data-changed"
+    ):
         golden_runs.train(*given, resume=True)
     golden_runs.train(*given, resume="data-changed")
-    assert json.loads((out / RECORD).read_text())["data"]["fingerprint"] == new
-    assert (out / "inputs" / "data.csv").read_bytes() == (data / "tree.csv").read_bytes()
+    assert json.loads((out / RECORD).read_text())["data.source"]["fingerprint"] == new
+    assert (out / "inputs" / "data.source.csv").read_bytes() == (data / "tree.csv").read_bytes()
     # Later the run is opened although the file is gone.
-    assert RunDirectory.open(out).config["data"] == str(data / "tree.csv")
+    assert RunDirectory.open(out).config["data"]["source"] == str(data / "tree.csv")
     (data / "tree.csv").unlink()
-    assert RunDirectory.open(out).config["data"] == str(out / "inputs" / "data.csv")
+    assert RunDirectory.open(out).config["data"]["source"] == str(out / "inputs" / "data.source.csv")
 
 
 READ: Mapping[str, tuple[str, ...]] = {
-    "helm": ("data",),
-    "vision": ("data",),
-    "hcformer": ("data",),
-    "himapper": ("data",),
-    "hyperclip": ("images", "model"),
-    "segmenter": ("data", "model"),
-    "lathadapter": ("features",),
-    "radial": ("data", "hyperlex", "model", "second", "test"),
+    "helm": ("data.source",),
+    "vision": ("data.source",),
+    "hcformer": ("data.source",),
+    "himapper": ("data.source",),
+    "hyperclip": ("data.source", "model"),
+    "segmenter": ("data.source", "model"),
+    "lathadapter": ("data.features",),
+    "radial": ("data.source", "data.hyperlex", "data.second", "data.test", "model"),
     "superposition": (),
-    "taxonomy": ("data",),
+    "taxonomy": ("data.source",),
 }
 
 
@@ -149,4 +151,5 @@ def test_every_training_says_what_it_reads(system: str, tmp_path: Path, monkeypa
     for name in files:
         (tmp_path / name).touch()
     config = lasting(golden_runs.settings_of(system, settings, Path()))
-    assert places(config) == {name: tmp_path / settings[name][1:] for name in READ[system]}
+    chosen = {full_name(type(config), name): value for name, value in settings.items()}
+    assert places(config) == {name: tmp_path / chosen[name][1:] for name in READ[system]}
