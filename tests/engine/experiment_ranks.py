@@ -67,4 +67,4 @@ def train(
     stop: Stop | None = None,
 ) -> list[int]:
     """Train on `world` ranks; their exit statuses, -9 of one that waited for another for ever."""
-    return finish(*started(world, train_rank, system, settings, data, out, resume, stop))
+    return finish(*started(world, train_rank, system, settings, data, out, resume, stop), seconds=250)

@@ -84,6 +84,7 @@ class RunDirectory:
     def _begin(self, resume: bool, overwrite: bool, recipe: str) -> None:
         """Clear or take up what the directory holds, and write what describes the run."""
         held = self._refuse_foreign()
+        clear_leftovers(self.path)
         earlier: list[Any] = []
         if held and overwrite:
             self._clear()
@@ -97,7 +98,6 @@ class RunDirectory:
             self._check_same(self.open(self.path).config)
             before = read_record(self.path / ENV)
             earlier = [*before.pop("earlier", []), before]
-        clear_leftovers(self.path)
         try:
             self.checkpoints.mkdir(exist_ok=True)
         except OSError as error:
