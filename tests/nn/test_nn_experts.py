@@ -284,3 +284,15 @@ def test_curvatures_are_spread_bounded_and_stay_wide():
     assert layer.gate.bias.dtype == layer.gate.weight.dtype == torch.float32
     assert layer.routed.up.weight.dtype == torch.bfloat16
     assert not any(p.requires_grad for p in Curvatures(4, 0.2, 5.0).parameters())
+
+
+@pytest.mark.parametrize("shape", [(0, 5, WIDTH), (2, 0, WIDTH)])
+@pytest.mark.parametrize("space", [Space(), Space("euclidean")], ids=str)
+def test_a_batch_of_nothing_gives_nothing(shape, space):
+    layer = stirred(space=space, shared=1).train()
+    s = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
+    out, balance = layer(s)
+    assert out.shape == s.shape
+    assert torch.equal(balance, torch.zeros(shape[0], dtype=torch.float64))
+    (out.sum() + balance.sum()).backward()
+    assert s.grad is not None

@@ -241,6 +241,8 @@ class MiCE(nn.Module):
 
     def forward(self, s: Tensor, t: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """s (B,T,n), t (B,T,1): its time, where the caller has it."""
+        if 0 in s.shape:  # no tokens: nothing to choose, nothing out of balance
+            return s.clone(), wide(s).new_zeros(s.shape[0])
         chosen, weights, balance = self.gate(s)
         if self.space.curved:
             t = (self.space.time(s) if t is None else t).flatten(0, 1)
