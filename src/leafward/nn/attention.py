@@ -22,7 +22,7 @@ from leafward.nn.lanes import (
     query_lanes,
     value_lanes,
 )
-from leafward.nn.linear import Linear
+from leafward.nn.linear import Linear, weight_and_bias
 from leafward.nn.norm import RMSNorm
 from leafward.nn.rotary import Table, rotate
 from leafward.nn.space import LORENTZ, Space, positive, working_dtype
@@ -107,7 +107,8 @@ class Attention(_Scored):
         """Lanes of queries (B,H,T,·), keys and values (B,G,T,·)."""
         qkv, space = self.qkv, self.space
         served = kernels.serve(s) and kernels.head_lanes_fits(working_dtype(s))
-        if served and table is not None and qkv.time_weight is not None and qkv.bias is not None:
+        known = qkv.plain and qkv.time_weight is not None and qkv.bias is not None
+        if served and table is not None and known:
             t = space.time(s) if t is None else t
             parts = F.linear(s, qkv.weight), qkv.bias, t, qkv.time_weight
             return kernels.head_lanes(*parts, table, self.scale, self.heads, self.kv_heads, space.c)
@@ -191,14 +192,15 @@ class LatentAttention(_Scored):
     def fits_lanes(self, s: Tensor) -> bool:
         """Whether the kernel of `kernel_lanes` takes this."""
         fits = kernels.latent_lanes_fits(self.nope_width, working_dtype(s))
-        return self.space.curved and fits and kernels.serve(s)
+        return self.space.curved and fits and kernels.serve(s) and self._last_query().plain and self.expand.plain
 
     def fits_decoding(self, s: Tensor, table: Table, rule: Visible) -> bool:
         """Whether the kernels of `decoded` take this: one token per sequence, without gradients."""
         if s.shape[1] > 1 or not rule.causal or not kernels.serve_inference(s):
             return False
         narrow = 2 * table[0].shape[-1] <= self.rope_width
-        return narrow and kernels.decoding_fits(self.latent, self.rope_width, working_dtype(s), s.device)
+        plain = all(linear.plain for linear in (self._last_query(), self.compress, self.expand, self.out))
+        return narrow and plain and kernels.decoding_fits(self.latent, self.rope_width, working_dtype(s), s.device)
 
     def decoded(self, s: Tensor, t: Tensor | None, table: Table, rule: Visible, store: Store) -> Tensor:
         """One token per sequence (B,1,width) with the cache, by kernels: what `remembered` and `recalled` do."""
@@ -227,6 +229,12 @@ class LatentAttention(_Scored):
         assert isinstance(norm, RMSNorm)
         assert isinstance(expand, Linear)
         return expand, *norm.lifted(compress(s, t), self.space)
+
+    def _last_query(self) -> Linear:
+        """The linear map that gives the queries."""
+        linear = self.query if isinstance(self.query, Linear) else self.query[-1]
+        assert isinstance(linear, Linear)
+        return linear
 
     def queries(self, s: Tensor, t: Tensor | None, table: Table) -> Tensor:
         """(B,T,width) -> (B,H,T,nope+rope)."""
@@ -276,7 +284,7 @@ class LatentAttention(_Scored):
 
     def _recall(self, q: Tensor, points: Tensor, times: Tensor, rule: Visible, at: Tensor) -> Tensor:
         """One block of `recalled`: points and times (B,S,·), places of the queries (T,)."""
-        weight, column, bias = self._expansion()
+        weight, column, bias = self._expansion(q)
         times = wide(times).mT.unsqueeze(2)  # (B, 1 + 2H, 1, S): of latent points, of keys, of values
         nope, rope = q.split([self.nope_width, self.rope_width], dim=-1)
         scale = self.scale.to(wide(q).dtype)
@@ -299,13 +307,16 @@ class LatentAttention(_Scored):
         s, t = centroid_of_sum(value, (share * times[:, 1 + self.heads :]).sum(dim=-1, keepdim=True), self.space.c)
         return self.out(s.to(q.dtype).transpose(1, 2).flatten(2), t.transpose(1, 2).flatten(2))
 
-    def _expansion(self) -> tuple[Tensor, Tensor | None, Tensor]:
+    def _expansion(self, like: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """`expand` by heads: weight (H, nope+value, latent), its time column, the values' bias (H, 1, value)."""
         expand = self.expand
-        assert expand.bias is not None
+        weight, bias = expand.weight, expand.bias
+        if not expand.plain:
+            weight, bias = weight_and_bias(expand.linear, self.latent, like)
+        assert bias is not None
         column = None if expand.time_weight is None else expand.time_weight.unflatten(0, (self.heads, -1))
-        bias = expand.bias.unflatten(0, (self.heads, 1, -1))[..., self.nope_width :]
-        return expand.weight.unflatten(0, (self.heads, -1)), column, bias
+        bias = bias.unflatten(0, (self.heads, 1, -1))[..., self.nope_width :]
+        return weight.unflatten(0, (self.heads, -1)), column, bias
 
 
 def _mapped(linear: Linear, s: Tensor, t: Tensor | None) -> kernels.Mapped:

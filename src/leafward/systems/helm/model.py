@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -31,8 +31,21 @@ from leafward.nn import (
 )
 from leafward.nn.attention import Store
 from leafward.nn.head import IGNORED
+from leafward.nn.linear import renamed
 from leafward.nn.rotary import Table
 from leafward.systems.helm.model_config import HelmConfig
+
+_HOLDERS = (
+    *(f"attention.{name}" for name in ("qkv", "out", "query", "query.0", "query.2", "compress", "expand")),
+    *("ffn.up", "ffn.down", "project"),
+)
+FORMER_NAMES = {
+    **{rf"{name}.{part}": f"{name}.linear.{part}" for name in _HOLDERS for part in ("weight", "bias")},
+    "^head.weight": "lm_head.linear.weight",
+    "^head.time_weight": "lm_head.time_weight",
+    "^head.log_scale": "lm_head.log_scale",
+}
+"""Names of weights before a layer held a plain `nn.Linear` -> their names, as transformers reads them."""
 
 
 class Block(GradientCheckpointingLayer):
@@ -115,12 +128,29 @@ class HelmPreTrainedModel(PreTrainedModel):
     _keep_in_fp32_modules_strict = ["gate", "curvature"]  # noqa: RUF012 (as they do where a model is cast)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Called by transformers for what a checkpoint did not fill: also for a gate's counter, which none keeps."""
-        if any(getattr(p, "_is_hf_initialized", False) for p in module.parameters(recurse=False)):
+        """Called by transformers for what a checkpoint did not fill: also for a gate's counter, which none keeps.
+
+        A plain `nn.Linear` is drawn by the layer that holds it. Where only a part of a layer was filled, transformers
+        sees to it that `torch.nn.init` leaves that part alone.
+        """
+        if type(module) is nn.Linear:
+            held = module
+            module = next((m for m in self.modules() if isinstance(m, Linear | Head) and m.linear is held), held)
+            module._is_hf_initialized = True  # pyright: ignore[reportArgumentType]
+        own = list(module.parameters()) if isinstance(module, Linear | Head) else list(module.parameters(recurse=False))
+        if own and all(getattr(p, "_is_hf_initialized", False) for p in own):
             if isinstance(module, Gate):
                 nn.init.zeros_(module.load)
         elif callable(reset := getattr(module, "reset_parameters", None)):
             reset()
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, key_mapping: dict[str, str] | None = None, **kwargs: Any) -> Any:
+        """As transformers does it; weights may have the names that earlier versions gave them."""
+        found = super().from_pretrained(*args, key_mapping={**FORMER_NAMES, **(key_mapping or {})}, **kwargs)
+        model = found[0] if isinstance(found, tuple) else found
+        model._weight_conversions = None  # else they would be saved under their former names
+        return found
 
     def no_weight_decay(self) -> set[str]:
         """For optimisers that ask: biases of experts and time columns, whose number of dimensions does not tell."""
@@ -129,6 +159,8 @@ class HelmPreTrainedModel(PreTrainedModel):
 
 class HelmModel(HelmPreTrainedModel):
     """Tokens to the normalised space part that the head reads: (B,T) -> (B,T,n)."""
+
+    _keys_to_ignore_on_load_unexpected = [r"^lm_head\."]  # noqa: RUF012 (as transformers reads it)
 
     def __init__(self, config: HelmConfig) -> None:
         super().__init__(config)
@@ -236,16 +268,21 @@ def _need_shape(name: str, given: Tensor, shape: tuple[int, ...]) -> None:
 class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
     """HELM with a head: loss by chunks where labels are given, logits in float32 otherwise and in evaluation."""
 
-    _tied_weights_keys = {"head.weight": "model.embed.weight"}  # noqa: RUF012 (as transformers reads it)
+    _tied_weights_keys = {"lm_head.linear.weight": "model.embed.weight"}  # noqa: RUF012 (as transformers reads it)
 
     def __init__(self, config: HelmConfig) -> None:
         super().__init__(config)
         self.model = HelmModel(config)
-        self.head = Head(config.hidden_size, config.vocab_size, config.head, config.space)
+        self.lm_head = Head(config.hidden_size, config.vocab_size, config.head, config.space)
         self.post_init()
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for name in ("weight", "time_weight", "log_scale"):
+            renamed(state_dict, f"{prefix}head.{name}", f"{prefix}lm_head.{name}")
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
     def get_output_embeddings(self) -> nn.Module:
-        return self.head
+        return self.lm_head
 
     @torch.no_grad()
     def resize_token_embeddings(
@@ -262,11 +299,11 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
             return embed
         width, space = config.hidden_size, config.space
         fresh = Embedding(rows, width, config.first_radius, space=space), Head(width, rows, config.head, space)
-        for new, old in zip(fresh, (embed, self.head), strict=True):
+        for new, old in zip(fresh, (embed, self.lm_head), strict=True):
             new.to(device=self.device, dtype=self.dtype).train(self.training)
             for name, value in old.named_parameters():
                 new.get_parameter(name)[: len(value)] = value[:rows]
-        self.model.embed, self.head = fresh
+        self.model.embed, self.lm_head = fresh
         config.vocab_size = rows
         self.tie_weights()
         return fresh[0]
@@ -308,14 +345,14 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
         )
         s, loss, logits = out.last_hidden_state, None, None
         if labels is not None:
-            loss = self.head.loss(s[:, :-1], labels[:, 1:])
+            loss = self.lm_head.loss(s[:, :-1], labels[:, 1:])
             if self.training and self.config.num_experts:
                 loss = loss + self.config.balance_weight * _mean_by_labels(out.balance, labels)
             if num_items_in_batch is not None:
                 loss = loss * ((labels[:, 1:] != IGNORED).sum() / num_items_in_batch)
         if labels is None or not self.training:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            logits = self.head(s[:, kept])
+            logits = self.lm_head(s[:, kept])
         return CausalLMOutputWithPast(
             loss=loss,  # pyright: ignore[reportArgumentType]
             logits=logits,
