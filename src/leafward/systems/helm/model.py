@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
@@ -27,12 +26,12 @@ from leafward.nn import (
     Residual,
     RMSNorm,
     Visible,
-    visible,
 )
-from leafward.nn.attention import Store
+from leafward.nn.attention import PointStore, Store
 from leafward.nn.head import IGNORED
 from leafward.nn.linear import renamed
 from leafward.nn.rotary import Table
+from leafward.systems.helm.masks import packed, paged_store, rule_of
 from leafward.systems.helm.model_config import HelmConfig
 
 _HOLDERS = (
@@ -54,7 +53,7 @@ class Block(GradientCheckpointingLayer):
     Equation 5 of docs/helm.md.
     """
 
-    def __init__(self, config: HelmConfig, experts: bool) -> None:
+    def __init__(self, config: HelmConfig, layer: int) -> None:
         super().__init__()
         width, space, eps = config.hidden_size, config.space, config.rms_norm_eps
         scale = config.residual_scale or (width + 1) ** 0.5 * (1.0 if config.num_experts else 4.0)
@@ -62,6 +61,7 @@ class Block(GradientCheckpointingLayer):
         self.attention_norm, self.ffn_norm = RMSNorm(width, eps), RMSNorm(width, eps)
         self.attention_residual, self.ffn_residual = Residual(scale, space=space), Residual(scale, space=space)
         self.attention = _attention(config)
+        self.attention.layer_idx = layer
         self.ffn = (
             MiCE(
                 width,
@@ -73,11 +73,13 @@ class Block(GradientCheckpointingLayer):
                 learn_curvatures=config.learn_curvatures,
                 space=space,
             )
-            if experts
+            if config.has_experts(layer)
             else FeedForward(width, config.intermediate_size, space)
         )
 
-    def forward(self, x: Tensor, table: Table, rule: Visible, store: Store | None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, x: Tensor, table: Table, rule: Visible, store: Store | PointStore | None
+    ) -> tuple[Tensor, Tensor | None]:
         h, t = self.attention_norm.lifted(x, self.space)
         x, h, t = self.attention_residual.normed(x, self.attention(h, table, rule, store, t), self.ffn_norm)
         out = self.ffn(h, t)
@@ -123,6 +125,7 @@ class HelmPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _supports_sdpa = True
+    _supports_attention_backend = True
     _can_compile_fullgraph = True
     _no_split_modules = ["Block"]  # noqa: RUF012 (the name and type that transformers reads)
     _keep_in_fp32_modules_strict = ["gate", "curvature"]  # noqa: RUF012 (as they do where a model is cast)
@@ -166,9 +169,7 @@ class HelmModel(HelmPreTrainedModel):
         super().__init__(config)
         width, space = config.hidden_size, config.space
         self.embed = Embedding(config.vocab_size, width, config.first_radius, space=space)
-        self.layers = nn.ModuleList(
-            Block(config, config.has_experts(index)) for index in range(config.num_hidden_layers)
-        )
+        self.layers = nn.ModuleList(Block(config, index) for index in range(config.num_hidden_layers))
         self.project = Linear(width, width, space=space)
         self.norm = RMSNorm(width, config.rms_norm_eps)
         self.hope = config.hope
@@ -190,12 +191,16 @@ class HelmModel(HelmPreTrainedModel):
         use_cache: bool | None = None,
         documents: Tensor | None = None,
         output_hidden_states: bool | None = None,
-        **_: object,
+        **more: Any,
     ) -> HelmModelOutput:
-        """`attention_mask` (B,S): 1 for tokens, 0 for padding. `documents` (B,T): ids of packed sequences."""
+        """`attention_mask` (B,S): 1 for tokens, 0 for padding; or (B,·,T,S), which says for all pairs what is seen, as
+        True or as what is added to the scores. `documents` (B,T): ids of packed sequences; without them, a mask and a
+        cache, `position_ids` (B,T) that start again begin a new one. `more` goes to attention functions."""
         if (input_ids is None) == (inputs_embeds is None):
             raise UsageError("give exactly one of input_ids and inputs_embeds")
         x = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
+        if documents is None:
+            documents = packed(position_ids, attention_mask, past_key_values, len(x))
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and documents is None
         if use_cache and past_key_values is None:
@@ -203,10 +208,12 @@ class HelmModel(HelmPreTrainedModel):
         past = past_key_values.get_seq_length() if past_key_values is not None else 0
         places = past + torch.arange(x.shape[1], device=x.device)
         table = self.hope.table(places if position_ids is None else position_ids, x.dtype)
-        rule = self._rule(x, attention_mask, documents, past_key_values, places)
+        rule = rule_of(self.config, x, attention_mask, documents, past_key_values, places, more)
         states, balance = [x], x.new_zeros(len(x), dtype=torch.float32)
         for index, layer in enumerate(self.layers):
-            store = None if past_key_values is None else partial(past_key_values.update, layer_idx=index)
+            store = paged_store(more, self.config, index)
+            if past_key_values is not None:
+                store = partial(past_key_values.update, layer_idx=index)
             x, extra = layer(x, table, rule, store)
             balance = balance if extra is None else balance + extra
             states.append(x)
@@ -217,39 +224,6 @@ class HelmModel(HelmPreTrainedModel):
             balance=balance,
         )
 
-    def _rule(
-        self, x: Tensor, mask: Tensor | None, documents: Tensor | None, cache: Cache | None, places: Tensor
-    ) -> Visible:
-        """What the tokens at `places` (T,) see."""
-        fixed = cache is not None and cache.is_compileable  # of fixed size, with room to spare
-        if mask is not None and not fixed:
-            past = 0 if cache is None else cache.get_seq_length()
-            _need_shape("attention_mask", mask, (x.shape[0], past + x.shape[1]))
-        if documents is not None:
-            if cache is not None:
-                raise UsageError("documents are for training; they do not go with a cache")
-            _need_shape("documents", documents, x.shape[:2])
-            if mask is not None:
-                documents = torch.where(mask.bool(), documents, -1)
-        elif mask is not None:
-            documents = mask.long() - 1  # padding is a document of its own
-        window = self.config.sliding_window
-        if cache is not None and (documents is not None or window is not None):
-            # The keys of a cache need not begin with the first token (a sliding one drops what no query sees any more)
-            # nor end with the last.
-            keys, first = cache.get_mask_sizes(x.shape[1], 0)
-            places = places - first
-            if documents is not None:
-                documents = documents[:, first : first + keys]
-                documents = F.pad(documents, (0, keys - documents.shape[1]), value=-1)
-        return visible(
-            window=window,
-            documents=documents,
-            length=x.shape[1] if cache is None else None,  # a block mask pays where the shape comes again and again
-            device=x.device,
-            positions=places if fixed else None,
-        )
-
 
 def _mean_by_labels(balance: Tensor, labels: Tensor) -> Tensor:
     """The mean of the sequences' balance losses (B), each weighted by its labels (B,T), as in the rest of the loss.
@@ -258,11 +232,6 @@ def _mean_by_labels(balance: Tensor, labels: Tensor) -> Tensor:
     """
     counts = (labels[:, 1:] != IGNORED).sum(dim=1)
     return (balance * counts).sum() / counts.sum().clamp_min(1)
-
-
-def _need_shape(name: str, given: Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(given.shape) != tuple(shape):
-        raise UsageError(f"{name} must have shape (batch, tokens) = {tuple(shape)}, got {tuple(given.shape)}")
 
 
 class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
@@ -326,7 +295,7 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         output_hidden_states: bool | None = None,
         num_items_in_batch: int | Tensor | None = None,
-        **_: object,
+        **more: Any,
     ) -> CausalLMOutputWithPast:
         """Labels are the tokens themselves, shifted in here; -100 does not count. In training mode with labels the
         logits are not returned: they would be the largest tensor by far.
@@ -342,6 +311,7 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
             use_cache,
             documents,
             output_hidden_states,
+            **more,
         )
         s, loss, logits = out.last_hidden_state, None, None
         if labels is not None:
