@@ -284,17 +284,18 @@ def dispatch(q: Tensor, k: Tensor, v: Tensor, rule: Visible, module: torch.nn.Mo
         most = max(q.shape[-1], width)
         q, k, v = (F.pad(x, (0, most - x.shape[-1])) for x in (q, k, v))
     queries, keys = q.shape[2], k.shape[2]
+    alike = bool(queries == keys)  # of sizes that an export leaves open, the comparison is no bool yet
     if rule.backend is not None:
         assert module is not None
         out = rule.backend(module, q, k, v)
     elif rule.given is not None:
         mask = rule.given
         out = _sdpa(q, k, v, mask.to(q.dtype) if mask.is_floating_point() else mask)
-    elif rule.blocks is not None and queries == keys:
+    elif rule.blocks is not None and alike:
         out = _compiled_flex()(q, k, v, block_mask=rule.blocks, scale=1.0, enable_gqa=q.shape[1] != k.shape[1])
         assert isinstance(out, Tensor)
-    elif rule.plain and (queries == keys or not rule.causal or queries == 1):
-        out = _sdpa(q, k, v, causal=rule.causal and queries == keys)
+    elif rule.plain and (alike or not rule.causal or queries == 1):
+        out = _sdpa(q, k, v, causal=rule.causal and alike)
     else:
         out = _by_blocks(q, k, v, rule)
     return out[..., :width]

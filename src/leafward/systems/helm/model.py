@@ -200,7 +200,7 @@ class HelmModel(HelmPreTrainedModel):
             raise UsageError("give exactly one of input_ids and inputs_embeds")
         x = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
         if documents is None:
-            documents = packed(position_ids, attention_mask, past_key_values, len(x))
+            documents = packed(position_ids, attention_mask, past_key_values, x.shape[0])
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and documents is None
         if use_cache and past_key_values is None:
@@ -209,7 +209,7 @@ class HelmModel(HelmPreTrainedModel):
         places = past + torch.arange(x.shape[1], device=x.device)
         table = self.hope.table(places if position_ids is None else position_ids, x.dtype)
         rule = rule_of(self.config, x, attention_mask, documents, past_key_values, places, more)
-        states, balance = [x], x.new_zeros(len(x), dtype=torch.float32)
+        states, balance = [x], x.new_zeros(x.shape[0], dtype=torch.float32)
         for index, layer in enumerate(self.layers):
             store = paged_store(more, self.config, index)
             if past_key_values is not None:
