@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -33,7 +34,23 @@ from leafward.nn.linear import renamed
 from leafward.nn.rotary import Table
 from leafward.systems.helm.masks import packed, paged_store, rule_of
 from leafward.systems.helm.model_config import HelmConfig
+from leafward.systems.helm.training import teach_trainer, watch
 
+teach_trainer()
+
+SHIM = "modeling_leafward.py"
+SHIM_TEXT = '''"""Says where the classes of this model are: in the package leafward, which must be installed.
+
+Programs that do not import leafward (such as the command lm_eval) load this folder with trust_remote_code=True.
+"""
+
+from leafward.systems.helm import HelmConfig, HelmForCausalLM, HelmModel  # noqa: F401
+'''
+AUTO_MAP = {
+    "AutoConfig": "modeling_leafward.HelmConfig",
+    "AutoModel": "modeling_leafward.HelmModel",
+    "AutoModelForCausalLM": "modeling_leafward.HelmForCausalLM",
+}
 _HOLDERS = (
     *(f"attention.{name}" for name in ("qkv", "out", "query", "query.0", "query.2", "compress", "expand")),
     *("ffn.up", "ffn.down", "project"),
@@ -156,8 +173,22 @@ class HelmPreTrainedModel(PreTrainedModel):
         return found
 
     def no_weight_decay(self) -> set[str]:
-        """For optimisers that ask: biases of experts and time columns, whose number of dimensions does not tell."""
-        return {name for name, _ in self.named_parameters() if name.rpartition(".")[2] in ("bias", "time_weight")}
+        """For optimisers that ask: biases, also of experts, time columns, and all that has fewer than two dimensions
+        (norms, temperatures, residual weights, curvatures)."""
+        spared = ("bias", "time_weight")
+        return {n for n, p in self.named_parameters() if p.ndim < 2 or n.rpartition(".")[2] in spared}
+
+    def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
+        """As transformers does it, with a file that says where the classes are: so the folder loads in programs that do
+        not import leafward, with trust_remote_code=True."""
+        self.config.auto_map = AUTO_MAP
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if kwargs.get("is_main_process", True):
+            Path(save_directory, SHIM).write_text(SHIM_TEXT, encoding="utf-8")
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """Nothing: what was loaded by the file beside it would be saved with copies of our modules in its place."""
 
 
 class HelmModel(HelmPreTrainedModel):
@@ -234,9 +265,27 @@ def _mean_by_labels(balance: Tensor, labels: Tensor) -> Tensor:
     return (balance * counts).sum() / counts.sum().clamp_min(1)
 
 
+class Augmented:
+    """The base model of a `HelmForCausalLM` whose last hidden state is augmented by the time, [s; t; 0…]: times the
+    `weight` of the head, which has a column for the time, it gives the logits. TRL's trainers compute them so."""
+
+    def __init__(self, whole: HelmForCausalLM) -> None:
+        self.whole = whole
+
+    def __call__(self, *args: Any, **kwargs: Any) -> HelmModelOutput:
+        out = self.whole.model(*args, **kwargs)
+        out.last_hidden_state = self.whole.lm_head.augmented(out.last_hidden_state)
+        return out
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.whole.model, name)
+
+
 class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
     """HELM with a head: loss by chunks where labels are given, logits in float32 otherwise and in evaluation."""
 
+    balance_rate: float | None = 1e-3
+    """Step by which the gates' biases move after each step of an optimiser; None: whoever trains calls `rebalance`."""
     _tied_weights_keys = {"lm_head.linear.weight": "model.embed.weight"}  # noqa: RUF012 (as transformers reads it)
 
     def __init__(self, config: HelmConfig) -> None:
@@ -244,6 +293,16 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
         self.model = HelmModel(config)
         self.lm_head = Head(config.hidden_size, config.vocab_size, config.head, config.space)
         self.post_init()
+        watch(self)
+
+    def train(self, mode: bool = True) -> HelmForCausalLM:
+        watch(self)  # a copy was not constructed
+        return super().train(mode)
+
+    @property
+    def base_model(self) -> Augmented:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """For tools that multiply what it returns by the weight of the head themselves."""
+        return Augmented(self)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         for name in ("weight", "time_weight", "log_scale"):

@@ -162,6 +162,10 @@ class HelmConfig(PreTrainedConfig):
         super().__init__(**{**kwargs, "tie_word_embeddings": tie_word_embeddings})
 
     @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
+        """Nothing: see `HelmPreTrainedModel.register_for_auto_class`."""
+
+    @classmethod
     def preset(cls, name: str, **changes: Any) -> HelmConfig:
         """A named configuration with changes; unknown names are refused."""
         if name not in PRESETS:
