@@ -11,6 +11,7 @@ from datasets import Dataset
 from helm_toys import error, toy
 from torch import nn
 
+from leafward import register
 from leafward.data.text.tokenizer import train_tokenizer
 from leafward.nn import Gate
 from leafward.systems.helm import HelmForCausalLM
@@ -65,7 +66,7 @@ def own_loss(model: HelmForCausalLM, batch: dict[str, torch.Tensor]) -> float:
 @pytest.mark.parametrize("name", ["HELM-D", "HELM-MiCE", "HELM-D twin"])
 @pytest.mark.parametrize("how", ["padded", "padding-free", "packed"])
 def test_supervised_fine_tuning(name: str, how: str, tokenizer: Any, tmp_path: Path) -> None:
-    ways = {"padded": {}, "padding-free": {"padding_free": True}, "packed": {"packing": True, "max_length": 24}}
+    ways = {"padded": {}, "padding-free": {"padding_free": True, "max_length": None}, "packed": {"packing": True, "max_length": 24}}
     model = model_of(name)
     settings = trl.SFTConfig(output_dir=str(tmp_path), **QUIET, **ways[how])
     data = Dataset.from_dict({"text": TEXTS})
@@ -115,9 +116,10 @@ def test_answers_alone_and_adapters(tokenizer: Any, tmp_path: Path) -> None:
 
 def test_direct_preference_optimisation(tokenizer: Any, tmp_path: Path) -> None:
     data = Dataset.from_dict({"prompt": TEXTS, "chosen": [" yes"] * len(TEXTS), "rejected": [" no"] * len(TEXTS)})
-    model = model_of("HELM-MiCE")
+    register("transformers")
+    model_of("HELM-MiCE").save_pretrained(tmp_path / "model")
     settings = trl.DPOConfig(output_dir=str(tmp_path), beta=1.0, **QUIET)
-    trainer = trl.DPOTrainer(model, args=settings, train_dataset=data, processing_class=tokenizer)
+    trainer = trl.DPOTrainer(str(tmp_path / "model"), args=settings, train_dataset=data, processing_class=tokenizer)
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert logs[0]["loss"] == pytest.approx(0.6931, abs=1e-3), "the model and its reference begin alike"
