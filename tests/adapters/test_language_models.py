@@ -121,3 +121,13 @@ def test_a_change_of_one_projection_is_a_change_of_its_rows_alone() -> None:
 def test_what_a_model_has_not_is_named() -> None:
     with pytest.raises(UsageError, match=r"HelmForCausalLM has no projection 'k'; it has fc1, fc2, kv, out, q"):
         attach(build("helm-mice"), LowRankConfig(rank=2))
+
+
+def test_an_adapter_of_another_base_is_refused(tmp_path: Path) -> None:
+    save_pretrained(attach(build("helm-d"), LowRankConfig(rank=2)), tmp_path)
+    other = build("helm-d")
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+    with pytest.raises(UsageError, match="belongs to another base model: the middle of its lm_head"):
+        from_pretrained(other, tmp_path)

@@ -11,6 +11,7 @@ import torch
 from helm_toys import MODELS, VOCABULARY, error, tokens, toy
 from torch import Tensor, nn
 
+from leafward.errors import UsageError
 from leafward.systems.helm import HelmForCausalLM
 
 BATCH, LENGTH = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("length", min=2, max=256)
@@ -93,3 +94,17 @@ def test_quantised(name: str) -> None:
             cache = small(text[:, :20], use_cache=True).past_key_values
             last = small(text[:, 20:], past_key_values=cache).logits
             assert error(last, out.logits[:, 20:]) < (0.05 if "activations" in way else 1e-5), way
+
+
+def test_a_quantised_model_is_not_trained_but_an_adapter_on_it() -> None:
+    quantisation = pytest.importorskip("torchao.quantization")
+    peft = pytest.importorskip("peft")
+    model, x = toy("HELM-D").float(), tokens(2, 12)
+    quantisation.quantize_(model, quantisation.Int8WeightOnlyConfig())
+    with pytest.raises(UsageError, match=r"the model is quantised \(model\.layers.*\) and cannot be trained"):
+        model.train()
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear", r=2)).train()
+    adapted(input_ids=x, labels=x).loss.backward()
+    grads = [p.grad for name, p in adapted.named_parameters() if "lora_B" in name]
+    assert grads
+    assert all(grad is not None and grad.abs().max() > 0 for grad in grads)

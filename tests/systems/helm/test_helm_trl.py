@@ -66,7 +66,11 @@ def own_loss(model: HelmForCausalLM, batch: dict[str, torch.Tensor]) -> float:
 @pytest.mark.parametrize("name", ["HELM-D", "HELM-MiCE", "HELM-D twin"])
 @pytest.mark.parametrize("how", ["padded", "padding-free", "packed"])
 def test_supervised_fine_tuning(name: str, how: str, tokenizer: Any, tmp_path: Path) -> None:
-    ways = {"padded": {}, "padding-free": {"padding_free": True, "max_length": None}, "packed": {"packing": True, "max_length": 24}}
+    ways = {
+        "padded": {},
+        "padding-free": {"padding_free": True, "max_length": None},
+        "packed": {"packing": True, "max_length": 24},
+    }
     model = model_of(name)
     settings = trl.SFTConfig(output_dir=str(tmp_path), **QUIET, **ways[how])
     data = Dataset.from_dict({"text": TEXTS})

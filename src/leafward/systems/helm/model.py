@@ -34,7 +34,7 @@ from leafward.nn.linear import renamed
 from leafward.nn.rotary import Table
 from leafward.systems.helm.masks import packed, paged_store, rule_of
 from leafward.systems.helm.model_config import HelmConfig
-from leafward.systems.helm.training import teach_trainer, watch
+from leafward.systems.helm.training import refuse_quantised, teach_trainer, watch
 
 teach_trainer()
 
@@ -296,7 +296,9 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
         watch(self)
 
     def train(self, mode: bool = True) -> HelmForCausalLM:
-        watch(self)  # a copy was not constructed
+        if mode:
+            refuse_quantised(self)
+            watch(self)  # a copy was not constructed
         return super().train(mode)
 
     @property

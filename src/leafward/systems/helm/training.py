@@ -13,9 +13,12 @@ from weakref import WeakSet
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import trainer_pt_utils
 
+from leafward.errors import UsageError
 from leafward.nn import Gate
 
 if TYPE_CHECKING:
@@ -47,6 +50,25 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         trained = trained or {id(each) for group in optimizer.param_groups for each in group["params"]}
         if id(gate.weight) in trained:
             model.rebalance(model.balance_rate)
+
+
+def refuse_quantised(model: nn.Module) -> None:
+    """Quantised weights take no gradient: training would silently move norms and biases alone. Adapters are trained on
+    a base that is frozen."""
+    quantised = next((name for name, p in model.named_parameters() if _quantised(p)), None)
+    if quantised is None:
+        return
+    for module in model.modules():  # those of adapters lie in modules of others
+        ours = type(module).__module__.startswith("leafward.")
+        if ours and any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
+            raise UsageError(
+                f"the model is quantised ({quantised}) and cannot be trained; train an adapter on it with its own "
+                "parameters frozen, as PEFT does, or train first and quantise then"
+            )
+
+
+def _quantised(parameter: nn.Parameter) -> bool:
+    return is_traceable_wrapper_subclass(parameter) and not isinstance(parameter, DTensor)
 
 
 def _sparing(names_of: Callable[..., list[str]]) -> Callable[..., list[str]]:
