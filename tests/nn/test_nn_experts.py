@@ -141,8 +141,17 @@ def test_grouped_product(sizes):
     torch.testing.assert_close(segment_bmm(x, weight, ends), expected)
     torch.testing.assert_close(grouped_matmul(x, weight, ends), expected)
     seed = torch.randn_like(expected)
-    grads = [torch.autograd.grad((y * seed).sum(), (x, weight)) for y in (segment_bmm(x, weight, ends), expected)]
-    torch.testing.assert_close(*grads)
+    for ours in (segment_bmm, grouped_matmul):
+        found, wanted = ours(x, weight, ends), torch.cat([a @ w for a, w in zip(x.split(sizes), weight, strict=True)])
+        grads = [torch.autograd.grad((y * seed).sum(), (x, weight), create_graph=True) for y in (found, wanted)]
+        torch.testing.assert_close(*grads)
+        again = [torch.autograd.grad(sum(g.square().sum() for g in each), (x, weight)) for each in grads]
+        torch.testing.assert_close(*again)
+
+
+def test_grouped_product_is_an_operator_as_pytorch_wants_it():
+    x, weight = torch.randn(7, 6, requires_grad=True), torch.randn(3, 6, 5, requires_grad=True)
+    torch.library.opcheck(torch.ops.leafward.grouped_product, (x, weight, torch.tensor([3, 3, 7]).int()))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the grouped GEMM kernel runs on CUDA")

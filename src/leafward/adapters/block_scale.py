@@ -35,7 +35,7 @@ class BlockScaleConfig(AdapterConfig, frozen=True):
     block_size: Count = 128
     """Width of a block; must divide the input width of every target."""
     targets: tuple[Role, ...] = ("q", "k", "v")
-    """Which projections: q, k, v, out, fc1, fc2."""
+    """Which projections: q, k, v, out, fc1, fc2; kv where one matrix gives keys and values from a latent point."""
     encoder: Encoder = "both"
     """Which encoder of a dual one."""
     constraint: Constraint = "free"

@@ -26,7 +26,7 @@ class LowRankConfig(AdapterConfig, frozen=True):
     alpha: Positive | None = None
     """The change is scaled by α/r; None: α = r."""
     targets: tuple[Role, ...] = ATTENTION
-    """Which projections: q, k, v, out, fc1, fc2."""
+    """Which projections: q, k, v, out, fc1, fc2; kv where one matrix gives keys and values from a latent point."""
     encoder: Encoder = "both"
     """Which encoder of a dual one."""
     seed: Natural = 0

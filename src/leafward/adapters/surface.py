@@ -89,6 +89,7 @@ class WeightAdapter(Adapter):
 
     def whole(self, sites: Sequence[Site], weight: Tensor) -> Tensor:
         """The effective weight of one parameter, its untouched rows included, in the type of `weight`."""
+        weight = sites[0].turned(weight)
         parts, row = [], 0
         for site in sites:
             parts += [weight[row : site.start]] if row < site.start else []
@@ -97,7 +98,8 @@ class WeightAdapter(Adapter):
             row = site.stop
         parts += [weight[row:]] if row < len(weight) else []
         # Effective rows tend to lie by columns in memory, and are put together so.
-        return torch.cat([part.mT for part in parts], dim=1).mT if len(parts) > 1 else parts[0]
+        whole = torch.cat([part.mT for part in parts], dim=1).mT if len(parts) > 1 else parts[0]
+        return sites[0].turned(whole)
 
     def _places(self) -> dict[Place, list[Site]]:
         """The sites of each parameter, by rows."""

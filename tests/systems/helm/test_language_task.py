@@ -105,7 +105,7 @@ def test_weight_decay_spares_biases_and_time_columns(corpus):
     assert "model.layers.1.ffn.gate.weight" in decayed
     for spared in ("ffn.routed.up.bias", "ffn.routed.down.time_weight", "attention.out.time_weight", "ffn_norm.weight"):
         assert f"model.layers.1.{spared}" in plain
-    assert "head.time_weight" in plain
+    assert "lm_head.time_weight" in plain
     assert not any("bias" in name or "time" in name for name in decayed)
 
 
