@@ -11,11 +11,11 @@ export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test oldest lint docs bench clean help
+.PHONY: demo test test-full oldest lint docs bench clean help
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
 
 $(STAMP): pyproject.toml $(PINS)
 	@echo "setup: creating $(VENV) and installing leafward with its dependencies (about 8 GB, some minutes)"
@@ -33,6 +33,10 @@ demo: $(STAMP)  ## set up, then run the main job on embedded data (offline)
 test: $(STAMP)  ## set up, then run the test suite
 	@echo "test: running pytest on two workers"
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+test-full: $(STAMP)  ## the second tier of tests: every file operation, every layout; writes tests/FULL.json
+	@echo "test-full: running pytest -m full on two workers"
+	@$(BIN)/python -m pytest -m full --record -n 2 --dist worksteal --timeout 7200
 
 oldest:  ## the test suite with the oldest PyTorch that is supported, in an environment of its own
 	@$(MAKE) --no-print-directory test VENV=.venv-oldest PINS=constraints-oldest.txt

@@ -23,7 +23,7 @@ from _dual_data import TRAIN, VALIDATION, crops, decoded, load, normalised
 from _steps import Steps
 from leafward.encoders.encoder import HuggingFaceEncoder, SentenceEncoder, load_encoder
 from leafward.files import write_json
-from leafward.systems.hyperclip import config as hyperclip
+from leafward.systems.hyperclip.config import Adapt
 from leafward.systems.hyperclip.methods import adapt as adapt_model
 
 WIDTH, LAYERS, PATCH, SIDE, SPACE = 256, 8, 8, 64, 256
@@ -82,8 +82,8 @@ def open_encoder(folder: Path, minilm: Path, device: str) -> HuggingFaceEncoder:
 
 def adapt(model: nn.Module, method: str, seed: int) -> int:
     """Leave trainable what a method trains; how many parameters that is."""
-    settings = hyperclip.Config(block_size=OFT_BLOCK if method == "orthogonal" else BLOCK, rank=RANK, seed=seed)
-    adapt_model(model, settings, method)
+    settings = Adapt(method=method, block_size=OFT_BLOCK if method == "orthogonal" else BLOCK, rank=RANK)
+    adapt_model(model, settings, seed)
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 

@@ -94,8 +94,9 @@ def main() -> None:
     summary = {}
     for name in arguments.protocols:
         targets = (other,) if name == "cross-dataset" else ()
-        config = lathadapter.Config(features=file, targets=targets, seeds=arguments.seeds, attributes=(8,), epochs=60)
-        result = train_lathadapter.run(replace(config, **PROTOCOLS[name]), arguments.out / name, overwrite=True)
+        common = {"features": file, "targets": targets, "seeds": arguments.seeds, "attributes": (8,), "epochs": 60}
+        config = replace(lathadapter.Config(), **common | PROTOCOLS[name])
+        result = train_lathadapter.run(config, arguments.out / name, overwrite=True)
         summary[name] = {key: result[key] for key in ("table", "differences")}
     print(json.dumps({"images": len(data.images), "classes": data.class_names, **summary}, indent=2))
 

@@ -78,7 +78,7 @@ class Decoder:
 
     def _tail(self, x: Tensor) -> Tensor:
         trunk = self.model.model
-        return self.model.head(trunk.norm(trunk.project(x))).argmax(dim=-1)
+        return self.model.lm_head(trunk.norm(trunk.project(x))).argmax(dim=-1)
 
     def step(self) -> None:
         trunk = self.model.model

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from leafward.data.text import Corpus, find_files, prepare, read_documents
-from leafward.engine import Cluster, LoopConfig, OptimConfig, RunDirectory, fit, session
+from leafward.engine import Cluster, LoopConfig, OptimConfig, RunDirectory, session, train_loop
 from leafward.files import finite, write_json
 from leafward.stats.intervals import mean_interval
 from leafward.systems.helm import HelmConfig, HelmForCausalLM, LanguageTask, score
@@ -140,7 +140,7 @@ def train(
         run = RunDirectory.create(folder / "run", loop)
         optim = OptimConfig(lr=rate, weight_decay=0.01, warmup_steps=max(1, steps // 20))
         with task.balancing(model, 1e-3):
-            fit(model, task, loop, optim, run, cluster)
+            train_loop(model, task, loop, optim, run, cluster)
         times = [record["time"]["samples_per_second"] for record in run.metrics() if "time" in record]
     finally:
         shutil.rmtree(folder)

@@ -27,7 +27,7 @@ from leafward.systems.superposition import train as train_superposition
 
 def configuration(arguments: argparse.Namespace) -> superposition.Config:
     """The preset with the changes of the command line."""
-    names = ("seeds", "steps", "precision", "device", "workers")
+    names = ("seeds", "steps", "precision", "device", "processes")
     changes = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     return replace(superposition.PRESETS[arguments.preset](), **changes)
 
@@ -57,7 +57,7 @@ def line(config: superposition.Config, measured: dict[str, Any]) -> dict[str, An
     printed = {"finished": result is not None, "seconds": measured["seconds"], "stopped": measured["stopped"]}
     if result is not None:
         printed["pack_seconds"] = result["time"]["pack_seconds"]
-        printed["ms_per_step"] = 1e3 * result["time"]["pack_seconds"] / config.steps / config.seeds
+        printed["ms_per_step"] = 1e3 * result["time"]["pack_seconds"] / config.loop.steps / config.arms.seeds
         printed["notes"] = result["notes"]
         kept = ("name", "value", "interval", "verdict", "note")
         printed["claims"] = [{key: claim[key] for key in kept} for claim in result["claims"]]
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--precision", choices=("float32", "tf32", "float64"))
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--workers", type=int)
+    parser.add_argument("--processes", type=int)
     parser.add_argument("--out", type=Path, required=True, help="run directory; an unfinished one is continued")
     parser.add_argument("--compact", type=Path, help="file for the whole result")
     parser.add_argument("--budget-seconds", type=float, help="save everything and stop after this time")

@@ -33,7 +33,7 @@ import torch
 from leafward.config import replace
 from leafward.encoders.encoder import Encoder, load_encoder, merge_adapters
 from leafward.encoders.zeroshot import class_vectors
-from leafward.engine import DataOrder, RunDirectory, fit
+from leafward.engine import DataOrder, RunDirectory, train_loop
 from leafward.engine.loop import to_device
 from leafward.files import finite, write_json
 from leafward.systems.radial import breeds
@@ -42,7 +42,7 @@ from leafward.systems.radial.loss import RadialModel
 from leafward.systems.radial.objective import RadialConfig
 from leafward.systems.radial.suite import Suite, load_suite, score_suite
 from leafward.systems.radial.task import CaptionData, RadialTask
-from leafward.systems.radial.train import captions_of, loop_and_optim, prepare, split
+from leafward.systems.radial.train import captions_of, prepare, split
 
 #: the two rivals choose their learning rate; the twin of each in the other geometry takes it over
 RIVALS = (RadialConfig(loss="radial", geometry="euclidean"), RadialConfig(loss="cone", geometry="lorentz"))
@@ -57,8 +57,8 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = settings(args)
     encoder = load_encoder(args.model).to(device)
-    assert config.test is not None
-    suite = load_suite(config.test, encoder, second=config.data, words=config.hyperlex)
+    assert config.data.test is not None
+    suite = load_suite(config.data.test, encoder, second=config.data.source, words=config.data.hyperlex)
     tree = breeds.read_breeds(args.data / "breeds_hierarchy")
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
@@ -108,14 +108,15 @@ def arguments() -> argparse.Namespace:
 
 def settings(args: argparse.Namespace) -> Config:
     tests = [args.data / f"hierarcaps_test{ending}" for ending in (".jsonl", ".parquet")]
-    return Config(
+    return replace(
+        Config(),
         model=str(args.model),
         data=args.data / "hierarcaps_test_expanded.csv.gz",
         test=next(path for path in tests if path.is_file()),
         hyperlex=args.data / "hyperlex-data.zip",
         train=args.train,
         batch_size=args.batch,
-        warmup=0.1,
+        warmup_ratio=0.1,
         schedule="cosine",
         clip_norm=1.0,
         precision="bfloat16" if torch.cuda.is_available() else "float32",
@@ -143,7 +144,7 @@ class Trained:
         model, task = prepare(config, encoder, self.data)
         with tempfile.TemporaryDirectory() as folder:
             directory = RunDirectory.create(Path(folder) / "run", config, recipe="radial")
-            fit(model, task, *loop_and_optim(config, len(self.data)), directory)
+            train_loop(model, task, config.loop, config.optim, directory)
         merge_adapters(encoder)
         return model, self.objective(model, objective)
 

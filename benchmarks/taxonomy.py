@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from leafward.config import replace
 from leafward.engine import RunDirectory
 from leafward.geometry import PoincareBall
 from leafward.hierarchy import Taxonomy
@@ -45,7 +46,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, nargs="+", default=[5, 10])
     parser.add_argument("--geometry", nargs="+", default=["lorentz", "euclidean"])
     parser.add_argument("--epochs", type=int, default=50)
-    parser.add_argument("--batch", type=int, default=Config().batch)
+    parser.add_argument("--batch", type=int, default=Config().loop.batch_size)
     parser.add_argument("--gensim-epochs", type=int, default=50, help="0: leave gensim out")
     parser.add_argument(
         "--eval-nodes", type=int, default=10_000, help="nodes from which all others are ranked, at most"
@@ -79,22 +80,21 @@ def embeddings(arguments: argparse.Namespace) -> dict[str, Any]:
             }
         )
 
-    embed(tax.restrict(tax.order[:50]), Config(epochs=1, device="cpu"))  # so that no import is in the time
+    embed(tax.restrict(tax.order[:50]), config_of(epochs=1))  # so that no import is in the time
     for dim in arguments.dim:
         for geometry in arguments.geometry:
-            config = Config(
-                geometry=geometry,
-                dim=dim,
-                epochs=arguments.epochs,
-                batch=arguments.batch,
-                device="cpu",
-            )
+            config = config_of(geometry=geometry, dim=dim, epochs=arguments.epochs, batch_size=arguments.batch)
             model, seconds = timed(lambda config=config: embed(tax, config))
             with torch.no_grad():
                 note(f"leafward {geometry}", dim, arguments.epochs, seconds, model.scores)
         if arguments.gensim_epochs:
             note(*gensim_model(tax, dim, arguments.gensim_epochs))
     return {"taxonomy": repr(tax), "pairs": len(related.items), "nodes_ranked": len(nodes), "results": rows}
+
+
+def config_of(**changes: Any) -> Config:
+    """The defaults of the recipe with some changes, on the CPU."""
+    return replace(Config(), device="cpu", **changes)
 
 
 def embed(tax: Taxonomy, config: Config) -> TaxonomyEmbedding:

@@ -18,16 +18,20 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-# What training imports, some of it late; what is not installed is passed over.
+SYSTEMS = ("helm", "hcformer", "himapper", "hyperclip", "hyperclip.segment", "lathadapter", "radial", "superposition")
+# What trainings import, some of it late; what is not installed is passed over. There is one server for a process of
+# pytest, started by the first test that needs one, so this is the one list.
 PRELOAD = [
     "leafward.engine.loop",
     "torch._dynamo",
     "torch.distributed.fsdp",
     "torch.utils.tensorboard",
     "yaml",
-    "leafward.systems.helm.train",
-    "leafward.systems.himapper.train",
+    *(f"leafward.systems.{name}.train" for name in (*SYSTEMS, "taxonomy", "vision")),
     "leafward.systems.vision.classification",
+    "matplotlib.backends.backend_svg",
+    "transformers.models.bert.modeling_bert",
+    "transformers.models.clip.modeling_clip",
 ]
 SPEED = ("time", "seconds", "per_second", "utilisation")
 """Ends of the names of measurements that no two runs share."""
@@ -89,17 +93,10 @@ def train_system(
     """
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from leafward.engine.config import from_dict, to_dict
+    from leafward.config import replace
 
     config, train = (importlib.import_module(f"leafward.systems.{system}.{part}") for part in ("config", "train"))
-    chosen = to_dict(next(iter(config.PRESETS.values()))())
-    for dotted, value in settings.items():
-        *groups, name = dotted.split(".")
-        place = chosen
-        for group in groups:
-            place = place[group]
-        assert name in place, f"there is no setting {dotted}"
-        place[name] = value
+    chosen = replace(next(iter(config.PRESETS.values()))(), **settings)
     if die_after is not None and os.environ.get("RANK", "0") == str(int(os.environ.get("WORLD_SIZE", "1")) - 1):
         updates = -1  # the optimiser takes an empty step as it is made
 
@@ -110,7 +107,7 @@ def train_system(
                 os.kill(os.getpid(), signal.SIGKILL)
 
         register_optimizer_step_post_hook(count)
-    train.run(from_dict(config.Config, chosen), out, resume=resume)
+    train.run(chosen, out, resume=resume)
 
 
 def numbers(run: Path) -> dict[tuple[int, str], float]:

@@ -6,8 +6,9 @@ import importlib
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 from hypothesis import given
@@ -33,6 +34,7 @@ from leafward.config import (
 from leafward.engine import RunDirectory
 from leafward.engine.config import CHANGEABLE_LOOP, LoopConfig, OptimConfig
 from leafward.errors import DataError, LeafwardError, UsageError
+from leafward.systems.hyperclip.config import Adapt
 from leafward.systems.lathadapter.attributes import LatentHierarchyConfig
 
 DOORS = ("command line", "file", "run directory", "Python")
@@ -62,20 +64,34 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("helm", "optim.weight_decay", -0.5, "must be a finite number ≥ 0, got -0.5"),
     ("helm", "optim.final_ratio", 1.5, "must be a number in [0, 1], got 1.5"),
     ("helm", "optim.betas", [0.9, 1.0], "[1] must be a number in [0, 1), got 1.0"),
-    ("helm", "validation", 1.0, "must be a number in (0, 1), got 1.0"),
-    ("helm", "vocab_size", 1, "must be an integer from 2 to 16,777,216, or None, got 1"),
-    ("helm", "seeds", 20_000, "must be an integer from 1 to 10,000, got 20000"),
+    ("helm", "data.validation", 1.0, "must be a number in (0, 1), got 1.0"),
+    ("helm", "data.vocab_size", 1, "must be an integer from 2 to 16,777,216, or None, got 1"),
+    ("helm", "arms.seeds", 20_000, "must be an integer from 1 to 10,000, got 20000"),
     ("helm", "geometry", "sphere", "must be one of euclidean, lorentz, got 'sphere'"),
     ("radial", "objective.c", 0.0, "must be a finite number > 0, got 0.0"),
     ("himapper", "levels", 10**9, "must be an integer from 2 to 16, got 1000000000"),
     ("himapper", "leaves", 33, "must be a multiple of 2^(levels − 1) = 8, got 33"),
     ("himapper", "dim", 6, "must be a multiple of 4 ≥ 4, got 6"),
-    ("himapper", "decoder", "unet", "must be semantic-fpn or smp:NAME, got 'unet'"),
+    ("himapper", "data.decoder", "unet", "must be semantic-fpn or smp:NAME, got 'unet'"),
     ("himapper", "augment.scale", [0.5, 0.3], "must be two parts with 0 < low ≤ high ≤ 1, got (0.5, 0.3)"),
     ("superposition", "widths", [8, 8], "must be a list of at least one, without repeats, got (8, 8)"),
     ("superposition", "widths", [4, "six"], f"[1] must be {INTEGER}, got 'six'"),
     ("superposition", "axis", ["step"], "[0] must be one of data, steps, got 'step'; did you mean 'steps'?"),
-    ("lathadapter", "template", "a {} on a {}", "must be a text with {} once, for the class name, got 'a {} on a {}'"),
+    (
+        "hyperclip",
+        "adapt.method",
+        "loral",
+        "must be one of attention, block-scale, frozen, full, lora, orthogonal, got",
+    ),
+    ("hyperclip", "data.template", "a dog", "must be a text with {} once, for the class name, got 'a dog'"),
+    ("hyperclip --task segment", "adapt.rank", 0, f"must be {INTEGER}, or None, got 0"),
+    ("hyperclip --task segment", "data.templates", [], "must be a list with at least one entry, each a text with"),
+    (
+        "lathadapter",
+        "data.template",
+        "a {} on a {}",
+        "must be a text with {} once, for the class name, got 'a {} on a {}'",
+    ),
 ]
 
 
@@ -191,14 +207,15 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.tuples(*map(values_of, kind.item_types))
     if isinstance(kind, inspect.VarTupleType):
         return st.lists(values_of(kind.item_type), min_size=kind.min_length or 0, max_size=4)
-    if isinstance(kind, inspect.Metadata):  # texts of a pattern
-        return st.from_regex(getattr(kind.type, "pattern"))  # noqa: B009
+    if isinstance(kind, inspect.Metadata):
+        pattern = getattr(kind.type, "pattern")  # noqa: B009
+        return st.text() if pattern is None else st.from_regex(pattern)
     plain = {inspect.BoolType: st.booleans(), inspect.NoneType: st.none(), inspect.StrType: st.text()}
     return plain.get(type(kind), st.just("some/path"))
 
 
 FREE = [LoopConfig, OptimConfig, BlockScaleConfig, LowRankConfig, LatentHierarchyConfig]
-FREE += [settings_of(system) for system in ("helm", "radial", "hyperclip")]
+FREE += [Adapt, *(settings_of(system) for system in ("helm", "hyperclip", "radial"))]
 
 
 @pytest.mark.parametrize("kind", FREE, ids=[kind.__module__ for kind in FREE])
@@ -335,3 +352,94 @@ def test_the_package_and_its_configuration_do_not_import_torch() -> None:
         "assert 'torch' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Group(Settings, frozen=True):
+    MAIN: ClassVar[str] = "source"
+    RARE: ClassVar[frozenset[str]] = frozenset({"field"})
+
+    source: str | None = None
+    field: str = "text"
+
+
+class Whole(Settings, frozen=True):
+    EARLIER: ClassVar[Mapping[str, str]] = {"batch": "loop.batch_size"}
+
+    data: Group = Group()
+    size: int = 3
+    loop: LoopConfig = LoopConfig(epochs=5.0, batch_size=4)
+    optim: OptimConfig = OptimConfig(lr=0.5)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"steps": 9}, {"loop.steps": 9, "loop.epochs": None}),  # they replace each other
+        ({"epochs": 2}, {"loop.epochs": 2.0, "loop.steps": 1000}),
+        ({"loop": {"steps": 9, "epochs": 3}}, {"loop.steps": 9, "loop.epochs": 3.0}),
+        ({"batch": 7}, {"loop.batch_size": 7, "loop.epochs": 5.0}),
+        ({"loop.seed": 3, "loop": {"batch_size": 2}}, {"loop.seed": 3, "loop.batch_size": 2}),
+        ({"data": "here"}, {"data.source": "here", "data.field": "text"}),
+        ({"data": None}, {"data.source": None}),
+        ({"data": {"field": "body"}, "source": "there"}, {"data.source": "there", "data.field": "body"}),
+        ({"lr": "1e-3", "size": 4}, {"optim.lr": 1e-3, "size": 4}),
+    ],
+)
+def test_the_group_of_a_name_may_be_left_out(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = flatten(checked(Whole, given))
+    assert {name: found[name] for name in expected} == expected
+    changed = {name for name, value in flatten(Whole()).items() if found[name] != value}
+    assert changed <= set(expected)
+    assert replace(Whole(), **given) == checked(Whole, given)
+    assert from_yaml(Whole, to_yaml(given)) == checked(Whole, given)
+
+
+def test_what_is_replaced_keeps_all_else() -> None:
+    first = replace(Whole(), seed=3, lr=0.1)
+    assert replace(first, loop={"steps": 2}) == replace(first, steps=2)
+    assert (replace(first, steps=2).loop.seed, replace(first, steps=2).optim.lr) == (3, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"steps": 9, "loop": {"steps": 8}}, r"loop\.steps is given twice"),
+        ({"batch": 0}, r"loop\.batch_size must be an integer"),
+        ({"stpes": 9}, r"unknown key 'stpes'; did you mean 'steps'"),
+        ({"loop": {"stpes": 9}}, r"unknown key 'loop\.stpes'; did you mean 'steps'"),
+        ({"loop.stpes": 9}, r"unknown key 'loop\.stpes'; did you mean 'steps'"),
+        ({"size.x": 9}, r"size"),
+    ],
+)
+def test_short_names_are_refused_like_full_ones(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        checked(Whole, given)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--steps 7 --batch-size=3", {"loop.steps": 7, "loop.batch_size": 3}),
+        ("--loop.steps 7 --optim.lr 0.5", {"loop.steps": 7, "optim.lr": 0.5}),
+        ("--epochs 2 --lr 1e-2 --seed 4", {"loop.epochs": 2.0, "optim.lr": 0.01, "loop.seed": 4}),
+        ("--twin --seeds 3 --precision float64 --compile", {"arms.twin": True, "arms.seeds": 3, "loop.compile": True}),
+        ("--data photos --no-check", {"data.source": "photos", "data.check": False}),
+        ("--contrast-weight 0.5", {"losses.contrast": 0.5}),
+    ],
+)
+def test_short_flags_are_those_of_files(words: str, expected: dict[str, Any]) -> None:
+    config = parse(["himapper", *words.split()]).config
+    assert {name: flatten(config)[name] for name in expected} == expected
+
+
+def test_rare_settings_are_shown_by_help_all_and_taken_always(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as stop:
+            parse(["helm", "--preset", "helm-d-115m", flag])
+        assert not stop.value.code
+        shown.append(capsys.readouterr().out)
+    assert "--loop.ema" not in shown[0]
+    assert "--loop.ema" in shown[1]
+    assert all("--loop.steps" in text and "2400" in text for text in shown)
+    assert parse(["helm", "--ema", "0.9"]).config.loop.ema == 0.9

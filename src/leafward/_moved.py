@@ -46,7 +46,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "models.helm.config": ("systems.helm.model_config",),
     "models.helm.model": ("systems.helm.model",),
     "models.himapper": ("systems.himapper",),
-    "models.himapper.loss": ("systems.himapper.loss",),
+    "models.himapper.loss": ("systems.himapper.losses", "systems.himapper.losses.contrast"),
     "models.himapper.mapper": ("systems.himapper.mapper",),
     "models.himapper.model": ("systems.himapper.model",),
     "models.himapper.tree": ("systems.himapper.tree",),
@@ -159,7 +159,7 @@ NAMES: dict[str, dict[str, str]] = {
         "load_encoder": "encoders",
     },
     "cli": {"entry": "cli.dispatch", "main": "cli.dispatch", "overview": "cli.dispatch"},
-    "engine": SETTINGS,
+    "engine": {**SETTINGS, "fit": "engine:train_loop"},
     "engine.config": {
         **SETTINGS,
         **dict.fromkeys(("check_numbers", "flatten", "from_yaml", "parse_yaml", "to_yaml"), "config"),

@@ -10,17 +10,17 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta, inspect
 
 from leafward.errors import DataError, LeafwardError, UsageError, nearest
-from leafward.files import LARGEST_RECORD, read_text, write_text
+from leafward.files import LARGEST_RECORD, read_text, whole_path, write_text
 
 LARGEST_INTEGER = 1 << 63
 V = TypeVar("V")
@@ -39,6 +39,8 @@ Workers = Annotated[int, Meta(ge=0, le=1 << 10)]
 Samples = Annotated[int, Meta(ge=1, le=1 << 24)]
 Pixels = Annotated[int, Meta(ge=32, le=1 << 16)]
 Some = Annotated[tuple[V, ...], Meta(min_length=1)]
+Place = Annotated[str, Meta(extra={"place": True})]
+"""The name of a file or folder, perhaps with weights after an @, or of something else: a preset, a model of the hub."""
 Template = Annotated[
     str, Meta(pattern=r"^(?s:(?!.*\{\}.*\{\}).*\{\})", description="a text with {} once, for the class name")
 ]
@@ -46,6 +48,15 @@ Template = Annotated[
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of all settings. The constructor checks nothing; `checked` does, for everything that takes settings."""
+
+    EARLIER: ClassVar[Mapping[str, str]] = {}
+    """Names that settings had in earlier versions -> their dotted names today."""
+    ALTERNATIVES: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Pairs of fields of which one counts: whoever sets one alone leaves the other at its default."""
+    MAIN: ClassVar[str] = ""
+    """The field that the name of the whole group may stand for: `data` for `data.source`."""
+    RARE: ClassVar[frozenset[str]] = frozenset()
+    """Fields that --help leaves to --help-all."""
 
     def conditions(self) -> None:
         """Refuse fields that do not go together; called by `checked` once each of them is what its type allows."""
@@ -58,10 +69,21 @@ def checked(kind: type[S], values: Any) -> S:
     """Settings from a mapping, or from settings that nothing has checked yet: the one check of what a user sets.
 
     Texts that are numbers, as a command line or JSON may have them, become numbers. What a type does not allow is
-    refused by its dotted path, with what is allowed and what came; an unknown name with the nearest valid one.
+    refused by its dotted path, with what is allowed and what came; an unknown name with the nearest valid one. The name
+    of a nested field may stand alone where only one field is called so (`steps` for `loop.steps`); what a mapping
+    leaves out is as in the defaults of `kind`.
     """
     kind = type(values) if isinstance(values, kind) else kind
-    plain = to_dict(values)
+    return _checked(kind, to_dict(values), _defaults(kind))
+
+
+def replace(settings: S, **changes: Any) -> S:
+    """The same settings with other values for some fields, checked; their names may be dotted or short."""
+    return _checked(type(settings), to_dict(changes), to_dict(settings))
+
+
+def _checked(kind: type[S], given: Any, base: dict[str, Any]) -> S:
+    plain = _completed(kind, _placed(kind, given), base) if isinstance(given, dict) else given
     try:
         settings = msgspec.convert(plain, kind, strict=False, dec_hook=_read_path)
     except msgspec.ValidationError as error:
@@ -71,14 +93,163 @@ def checked(kind: type[S], values: Any) -> S:
     return settings
 
 
-def replace(settings: S, **changes: Any) -> S:
-    """The same settings with other values for some fields, checked."""
-    return checked(type(settings), to_dict(settings) | changes)
+def short_names(kind: type[Settings]) -> dict[str, str]:
+    """What may stand for the dotted name of a nested field: its last part where no other field is called so, and the
+    names of earlier versions."""
+    places: dict[str, list[str]] = {}
+    for path in _nested(kind):
+        places.setdefault(path.rpartition(".")[2], []).append(path)
+    own = set(kind.__struct_fields__)
+    short = {name: paths[0] for name, paths in places.items() if len(paths) == 1 and name not in own}
+    main = {name: f"{name}.{inner.MAIN}" for name, inner in _groups(kind).items() if inner.MAIN}
+    return short | main | dict(kind.EARLIER)
+
+
+def full_name(kind: type[Settings], name: str) -> str:
+    """The dotted name of a field from that or a short one; refused where there is none."""
+    name = name.replace("-", "_")
+    path = short_names(kind).get(name, name)
+    known = [*kind.__struct_fields__, *_nested(kind)]
+    if path not in known:
+        raise UsageError(f"unknown setting {name!r}; {nearest(name, [*known, *short_names(kind)])}")
+    return path
+
+
+def alternatives(kind: type[Settings]) -> dict[str, tuple[str, Any]]:
+    """Dotted name of a field -> the field that it replaces, and the default of that one."""
+    found: dict[str, tuple[str, Any]] = {}
+    for prefix, part in [("", kind), *((f"{name}.", inner) for name, inner in _groups(kind).items())]:
+        defaults = _defaults(part)
+        for one, other in part.ALTERNATIVES:
+            found[prefix + one] = (prefix + other, defaults[other])
+            found[prefix + other] = (prefix + one, defaults[one])
+    return found
+
+
+def _nested(kind: type[Settings]) -> list[str]:
+    """The dotted names of all fields of fields."""
+    return [
+        path
+        for group, inner in _groups(kind).items()
+        for path in (
+            *(f"{group}.{name}" for name in inner.__struct_fields__),
+            *(f"{group}.{p}" for p in _nested(inner)),
+        )
+    ]
+
+
+@cache
+def _groups(kind: type[Settings]) -> dict[str, type[Settings]]:
+    """The fields that are settings themselves, or None."""
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if name in kind.__struct_fields__}
+    arms = {name: next(filter(is_settings, (hint, *get_args(hint))), None) for name, hint in hints.items()}
+    return {name: arm for name, arm in arms.items() if arm is not None and hints[name] in (arm, arm | None)}
+
+
+@cache
+def _optional(kind: type[Settings]) -> set[str]:
+    """The fields that may be None as a whole."""
+    return {name for name, hint in get_type_hints(kind).items() if type(None) in get_args(hint)}
+
+
+def _defaults(kind: type[Settings]) -> dict[str, Any]:
+    """The fields that have a default, as plain values."""
+    fields = msgspec.structs.fields(kind)
+    return {field.name: to_dict(field.default) for field in fields if field.default is not msgspec.NODEFAULT}
+
+
+def _placed(kind: type[Settings], given: dict[str, Any]) -> dict[str, Any]:
+    """`given` with every value at its place: no short, earlier or dotted names."""
+    short, placed, own, optional = short_names(kind), {}, kind.__struct_fields__, _optional(kind)
+    for name, value in given.items():
+        group = name in own and (name not in short or isinstance(value, dict) or (value is None and name in optional))
+        path = name if group else short.get(name, name)
+        inner, parts = placed, path.split(".")
+        for part in parts[:-1]:
+            inner = inner.setdefault(part, {})
+        _put(inner, parts[-1], value, path)
+    return placed
+
+
+def _put(place: dict[str, Any], name: str, value: Any, path: str) -> None:
+    """Set a value, or those of a group; refused where one is there already."""
+    if isinstance(value, dict) and isinstance(place.get(name), dict):
+        for key, each in value.items():
+            _put(place[name], key, each, _join(path, key))
+    elif name in place:
+        raise UsageError(f"{path} is given twice")
+    else:
+        place[name] = dict(value) if isinstance(value, dict) else value
+
+
+def _completed(kind: type[Settings], given: dict[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """`given` with what it leaves out as in `base`, down to the fields of fields."""
+    whole = {**base, **given}
+    for one, other in kind.ALTERNATIVES:
+        for said, unsaid in ((one, other), (other, one)):
+            if given.get(said) is not None and unsaid not in given:
+                whole[unsaid] = _defaults(kind)[unsaid]
+    for name, inner in _groups(kind).items():
+        if isinstance(given.get(name), dict):
+            whole[name] = _completed(inner, given[name], base.get(name) or _defaults(inner))
+    return whole
 
 
 def is_settings(kind: Any) -> bool:
     """Whether a type is that of settings, which have fields of their own."""
     return isinstance(kind, type) and issubclass(kind, Settings)
+
+
+def lasting(settings: S) -> S:
+    """The same settings with whole paths for the files and folders that are there, so that they hold anywhere."""
+    plain = _lasting(settings)
+    return settings if plain == to_dict(settings) else checked(type(settings), plain)
+
+
+def places(settings: Settings) -> dict[str, Path]:
+    """Dotted name of a setting -> the file or folder that it names, or the weights after an @, where that is there."""
+    found: dict[str, Path] = {}
+    for name, field in _naming(settings):
+        if isinstance(field, Settings):
+            found |= {_join(name, inner): path for inner, path in places(field).items()}
+        elif isinstance(field, tuple):
+            named = {f"{name}[{number}]": value for number, value in enumerate(field)}
+            found |= {each: value for each, value in named.items() if isinstance(value, Path) and value.exists()}
+        elif (path := _there(field)) is not None:
+            found[name] = path
+    return found
+
+
+def _there(named: Path) -> Path | None:
+    _, at, weights = str(named).partition("@")
+    return named if named.exists() else Path(weights) if at and Path(weights).is_file() else None
+
+
+def _lasting(settings: Settings) -> dict[str, Any]:
+    """Fields that are settings, or that name a place that is there, with whole paths; all others as they are."""
+
+    def whole(value: Any) -> Any:
+        if isinstance(value, Settings):
+            return _lasting(value)
+        if isinstance(value, tuple):
+            return tuple(map(whole, value))
+        return whole_path(str(value)) if isinstance(value, Path) else value
+
+    plain = to_dict(settings)
+    return plain | {name: to_dict(whole(value)) for name, value in _naming(settings)}
+
+
+def _naming(settings: Settings) -> Iterator[tuple[str, Any]]:
+    """The fields that are settings or may name a place, the latter as paths."""
+    kind = inspect.type_info(type(settings))
+    for field in kind.fields if isinstance(kind, inspect.StructType) else ():  # a mapping says nothing of its fields
+        value = getattr(settings, field.name)
+        arms = field.type.types if isinstance(field.type, inspect.UnionType) else (field.type,)
+        marked = any(isinstance(arm, inspect.Metadata) and (arm.extra or {}).get("place") for arm in arms)
+        if marked and isinstance(value, str) and value:
+            yield field.name, Path(value)
+        elif isinstance(value, Settings | Path | tuple):
+            yield field.name, value
 
 
 def to_dict(config: Any) -> Any:
@@ -198,7 +369,8 @@ def _refusal(kind: Any, value: Any, steps: list[str], path: str = "") -> UsageEr
             return _refusal(fields[steps[0]].type, value[steps[0]], steps[1:], _join(path, steps[0]))
         for key in value:
             if key not in fields:
-                return UsageError(f"unknown key {_join(path, key)!r}; {nearest(key, fields)}")
+                known = fields if path else {**fields, **short_names(kind.cls)}
+                return UsageError(f"unknown key {_join(path, key)!r}; {nearest(key, known)}")
         missing = next(name for name, field in fields.items() if field.required and name not in value)
         return UsageError(f"missing key {_join(path, missing)!r}, which has no default")
     if isinstance(kind, inspect.Metadata) and steps:
@@ -222,6 +394,8 @@ def _allowed(kind: Any) -> str:
     match kind:
         case inspect.Metadata(extra_json_schema={"description": words}):
             return words
+        case inspect.Metadata():
+            return _allowed(kind.type)
         case inspect.UnionType():
             arms = [_allowed(arm) for arm in kind.types if not isinstance(arm, inspect.NoneType)]
             return ", or ".join(arms + ["None"] * (len(arms) < len(kind.types)))

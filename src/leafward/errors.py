@@ -10,6 +10,26 @@ from contextlib import contextmanager
 from types import ModuleType
 
 MOST_NAMES = 16  # of a list in an error
+LONGEST = 2000  # characters of a message: a name in a file may have a million
+
+_HIDDEN = [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+_SHOWN = {code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" for code in (*_HIDDEN, *range(0xD800, 0xE000))}
+_SHOWN = {code: text for code, text in _SHOWN.items() if chr(code) not in "\n\t"}
+
+
+def printable(text: str) -> str:
+    """Text that a terminal shows and does not obey: control characters, changes of direction and lone surrogates, which
+    cannot be written at all, become escapes. Line ends and tabs stay."""
+    return text.translate(_SHOWN)
+
+
+def bounded(text: str) -> str:
+    """Text of at most about `LONGEST` characters, its middle left out."""
+    left_out = len(text) - LONGEST
+    if left_out <= 0:
+        return text
+    return f"{text[: LONGEST * 3 // 4]} … ({left_out:,} characters left out) … {text[-LONGEST // 4 :]}"
+
 
 EXTRAS: dict[str, tuple[str, ...]] = {
     "lm": ("transformers", "tokenizers", "datasets", "pyarrow", "accelerate", "lm_eval"),
@@ -23,6 +43,9 @@ EXTRAS: dict[str, tuple[str, ...]] = {
 
 class LeafwardError(Exception):
     """Something a user can mend. The command line prints it without a traceback and exits with 1."""
+
+    def __str__(self) -> str:
+        return bounded(super().__str__())
 
 
 class UsageError(LeafwardError, ValueError):
@@ -50,6 +73,24 @@ def named(source: object) -> Iterator[None]:
         yield
     except UsageError as error:
         raise DataError(f"{source}: {error}") from error
+
+
+@contextmanager
+def foreign(what: str) -> Iterator[None]:
+    """Failures of a library that reads what a user handed in, as errors that name it.
+
+    Such readers raise all kinds of exceptions; a panic of one that is written in Rust is not even an `Exception`.
+    """
+    try:
+        yield
+    except (LeafwardError, ImportError, MemoryError):
+        raise
+    except Exception as error:
+        raise DataError(f"{what}: {error or type(error).__name__}") from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise DataError(f"{what}: {error}") from error
 
 
 def need(condition: bool, name: str, allowed: str, value: object) -> None:

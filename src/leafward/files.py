@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import stat
 import tempfile
 import zipfile
@@ -25,6 +26,8 @@ LARGEST_UNPACKED = 64 << 30
 MOST_PACKED = 200
 """Times that an archive of more than a few megabytes may grow when unpacked; real data do not come near."""
 
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 TEMPORARY = ".tmp"
 """How the names of files and folders end that are being written: .NAME.XXXXXXXX.tmp."""
@@ -121,10 +124,22 @@ def read_text(path: str | os.PathLike[str], most: int = LARGEST_TEXT) -> str:
 
 def read_json(path: str | os.PathLike[str]) -> Any:
     """What a JSON file holds."""
+    text = read_text(path, LARGEST_RECORD)
     try:
-        return json.loads(read_text(path, LARGEST_RECORD))
+        value = json.loads(text)
+        if _SURROGATE.search(text):  # half a character: it can be written nowhere
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise DataError(f"cannot read {path}: not valid JSON ({error})") from error
+    return value
+
+
+def check_name(path: str | os.PathLike[str]) -> None:
+    """Refuse a file or folder whose name is not UTF-8: it could be shown and written down nowhere."""
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"the name {os.fsencode(path)!r} is not UTF-8; rename it") from error
 
 
 def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -133,6 +148,14 @@ def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(f"cannot read {path}: expected a JSON object, found {type(value).__name__}")
     return value
+
+
+def whole_path(name: str) -> str:
+    """A name that holds in every folder: of a file or folder that is there, and of one after an @, its whole path."""
+    model, at, weights = name.partition("@")
+    if at and Path(weights).is_file():
+        return f"{model}@{Path(weights).resolve()}"
+    return str(Path(name).resolve()) if name and os.path.exists(name) else name
 
 
 def check_ending(path: str | os.PathLike[str], allowed: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 
 from leafward.encoders.encoder import HuggingFaceEncoder
 from leafward.encoders.scores import distances, hyperbolic_radius, similarity
-from leafward.systems.himapper.loss import HierarchyContrast
+from leafward.systems.himapper.losses.contrast import HierarchyContrast
 from leafward.systems.himapper.tree import TreeShape
 from leafward.systems.hyperclip.segment.task import mask_loss
 from leafward.systems.lathadapter.attributes import refine

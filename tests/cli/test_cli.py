@@ -272,6 +272,7 @@ def test_list_and_completion():
         ("bench geometry_", "geometry_accuracy"),
         ("data ind", "index"),
         ("train superposition --width-", "--width-rates"),
+        ("train superposition --optim.wid", "--optim.width-rates"),
     ):
         typed = ["leafward", *words.split()]
         check = (

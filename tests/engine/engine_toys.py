@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from leafward.config import Settings, load_yaml
-from leafward.engine import Interrupted, LoopConfig, Loss, OptimConfig, create_run, fit, publish, session
+from leafward.engine import Interrupted, LoopConfig, Loss, OptimConfig, create_run, publish, session, train_loop
 from ranks import become, finish, free_port, launch
 
 CLASSES, WIDTH, LENGTH = 5, 6, 4
@@ -142,7 +142,7 @@ def train(path: Path, config: ToyConfig, resume: bool = False, task: ToyTask | N
         torch.manual_seed(config.loop.seed)
         task = task or ToyTask(noise=config.noise)
         model = task.model(config.dropout)
-        result = fit(model, task, config.loop, config.optim, run, cluster)
+        result = train_loop(model, task, config.loop, config.optim, run, cluster)
         publish(model, run.path / "model", config, cluster)
         run.finish({"step": result.step, "best": result.best, "best_step": result.best_step})
 

@@ -12,7 +12,7 @@ from engine_toys import Toy, ToyTask
 from torch import nn
 
 from leafward.config import replace
-from leafward.engine import LoopConfig, Loss, NonFiniteError, OptimConfig, RunDirectory, fit
+from leafward.engine import LoopConfig, Loss, NonFiniteError, OptimConfig, RunDirectory, train_loop
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -22,7 +22,7 @@ LOOP = LoopConfig(steps=8, batch_size=8, log_every=1, checkpoint_every=2, ema=0.
 def _fit(path: Path, task: ToyTask, loop: LoopConfig = LOOP, resume: bool = False) -> list[dict[str, Any]]:
     torch.manual_seed(0)
     run = RunDirectory.create(path, {}, resume=resume)
-    fit(Toy(dropout=0.1 if loop.device == "cuda" else 0.0), task, loop, OptimConfig(lr=0.05), run)
+    train_loop(Toy(dropout=0.1 if loop.device == "cuda" else 0.0), task, loop, OptimConfig(lr=0.05), run)
     return [{key: value for key, value in line.items() if key != "time"} for line in run.metrics()]
 
 
@@ -30,7 +30,7 @@ def test_the_numbers_are_those_of_the_cpu(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Toy()
     run = RunDirectory.create(tmp_path / "gpu", {})
-    fit(model, ToyTask(), LOOP, OptimConfig(lr=0.05), run)
+    train_loop(model, ToyTask(), LOOP, OptimConfig(lr=0.05), run)
     assert next(model.parameters()).is_cuda
     expected = _fit(tmp_path / "cpu", ToyTask(), replace(LOOP, device="cpu"))
     for line, other in zip(run.metrics(), expected, strict=True):

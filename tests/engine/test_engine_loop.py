@@ -17,7 +17,7 @@ from engine_toys import Toy, ToyConfig, ToyTask, record, train
 from torch import nn
 
 from leafward.config import replace
-from leafward.engine import Interrupted, LoopConfig, Loss, OptimConfig, RunDirectory, fit, load_published
+from leafward.engine import Interrupted, LoopConfig, Loss, OptimConfig, RunDirectory, load_published, train_loop
 from leafward.engine.blocks import activation_checkpoints, blocks
 from leafward.engine.bookkeeping import Best, Guard
 from leafward.engine.loop import to_device
@@ -31,7 +31,7 @@ def _fit(path: Path, loop: LoopConfig, task: Any, optim: OptimConfig | None = No
     torch.manual_seed(0)
     model = model or Toy()
     run = RunDirectory.create(path, {"loop": loop})
-    result = fit(model, task, loop, optim or OptimConfig(lr=0.05), run)
+    result = train_loop(model, task, loop, optim or OptimConfig(lr=0.05), run)
     return model, result, [{k: v for k, v in line.items() if k != "time"} for line in run.metrics()]
 
 
@@ -108,7 +108,7 @@ def test_a_stopped_run_stays_stopped(tmp_path: Path) -> None:
     loop = replace(QUIET, steps=50, eval_every=2, patience=1)
     _fit(tmp_path, loop, Scripted([1.0, 2.0, 0.0], "min"))
     run = RunDirectory.create(tmp_path, {"loop": loop}, resume=True)
-    result = fit(Toy(), Scripted([], "min"), loop, OptimConfig(lr=0.05), run)
+    result = train_loop(Toy(), Scripted([], "min"), loop, OptimConfig(lr=0.05), run)
     assert (result.step, result.best_step, result.stopped_early) == (4, 2, True)
 
 
@@ -152,7 +152,7 @@ def test_a_signal_during_the_last_evaluation_is_not_lost(tmp_path: Path) -> None
     with pytest.raises(Interrupted, match="SIGTERM after step 4"):
         _fit(tmp_path, QUIET, Late())
     run = RunDirectory.create(tmp_path, {"loop": QUIET}, resume=True)
-    assert fit(Toy(), ToyTask(), QUIET, OptimConfig(lr=0.05), run).step == 4
+    assert train_loop(Toy(), ToyTask(), QUIET, OptimConfig(lr=0.05), run).step == 4
 
 
 def test_data_workers_and_activation_checkpoints_change_nothing(tmp_path: Path) -> None:
@@ -326,7 +326,7 @@ def test_buffers_tied_weights_and_strides_survive_a_resume(tmp_path: Path) -> No
         shutil.rmtree(tmp_path / "checkpoints" / f"step-{step:08d}")
     resumed = Tied()
     run = RunDirectory.create(tmp_path, {"loop": loop}, resume=True)
-    fit(resumed, ToyTask(), loop, OptimConfig(lr=0.05), run)
+    train_loop(resumed, ToyTask(), loop, OptimConfig(lr=0.05), run)
     assert [{k: v for k, v in line.items() if k != "time"} for line in run.metrics()] == lines
     assert resumed.blocks[1].linear.weight is resumed.blocks[0].linear.weight
     for name, tensor in whole.state_dict().items():
@@ -338,7 +338,7 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
 
     def resume() -> None:
         run = RunDirectory.create(tmp_path, {"loop": QUIET}, resume=True)
-        fit(Toy(), ToyTask(), QUIET, OptimConfig(lr=0.05), run)
+        train_loop(Toy(), ToyTask(), QUIET, OptimConfig(lr=0.05), run)
 
     good = (tmp_path / "metrics.jsonl").read_text()
     for line in ("[1]", '{"train/loss": 1.0}'):

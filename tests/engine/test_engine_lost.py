@@ -68,6 +68,19 @@ def test_ranks_wait_for_the_first_longer_than_the_time_out(tmp_path: Path) -> No
     assert [(tmp_path / name).read_text() for name in "01"] == ["[5, 0, 1]"] * 2
 
 
+def _one_joins_late(folder: Path) -> None:
+    if os.environ["RANK"] == "1":
+        time.sleep(2.0)
+    with session("cpu", timeout=0.5) as cluster:
+        (folder / f"{cluster.rank}").write_text(str(cluster.gather(cluster.rank)))
+
+
+def test_a_rank_that_is_started_late_is_waited_for(tmp_path: Path) -> None:
+    """The time-out is for the steps of a training; on a loaded machine two processes may start far apart."""
+    assert finish(*started(2, _one_joins_late, tmp_path)) == [0, 0]
+    assert [(tmp_path / name).read_text() for name in "01"] == ["[0, 1]"] * 2
+
+
 def _first_dies(folder: Path) -> None:
     def action() -> None:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from leafward.config import replace
-from leafward.engine import LoopConfig, Loss, NonFiniteError, OptimConfig, RunDirectory, fit
+from leafward.engine import LoopConfig, Loss, NonFiniteError, OptimConfig, RunDirectory, train_loop
 from ranks import finish, free_port, launch
 
 LOOP = LoopConfig(steps=9, batch_size=4, micro_batch=2, checkpoint_every=2, log_every=3, device="cpu", ema=0.9)
@@ -88,7 +88,7 @@ def test_the_cause_is_named_and_the_last_checkpoint_is_good(tmp_path: Path, faul
     model.blocks[1].dropout = Faulty(fault)
     run = RunDirectory.create(tmp_path, {"fault": fault})
     with pytest.raises(NonFiniteError) as caught:
-        fit(model, FaultyTask(fault), LOOP, OptimConfig(lr=0.05), run)
+        train_loop(model, FaultyTask(fault), LOOP, OptimConfig(lr=0.05), run)
     error = caught.value
     assert error.step == 5
     assert words in str(error)
@@ -104,7 +104,7 @@ def test_the_cause_is_named_and_the_last_checkpoint_is_good(tmp_path: Path, faul
     assert sorted(entry.name for entry in run.checkpoints.iterdir()) == ["step-00000002", "step-00000004"]
     healthy = Toy()
     healthy.blocks[1].dropout = Faulty("none")
-    assert fit(healthy, ToyTask(), LOOP, OptimConfig(lr=0.05), run).step == 9
+    assert train_loop(healthy, ToyTask(), LOOP, OptimConfig(lr=0.05), run).step == 9
 
 
 def test_a_bad_parameter_is_named(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_bad_parameter_is_named(tmp_path: Path) -> None:
     with torch.no_grad():
         model.head.bias[2] = math.nan
     with pytest.raises(NonFiniteError, match=r"step 1: the parameter 'head\.bias'"):
-        fit(model, ToyTask(), LOOP, OptimConfig(), RunDirectory.create(tmp_path, {}))
+        train_loop(model, ToyTask(), LOOP, OptimConfig(), RunDirectory.create(tmp_path, {}))
 
 
 def test_buffers_are_not_blamed(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_buffers_are_not_blamed(tmp_path: Path) -> None:
     with pytest.raises(
         NonFiniteError, match=r"step 1: module 'blocks\.0\.dropout\.1' \(Faulty\) gave a non-finite out"
     ):
-        fit(model, ToyTask(), LOOP, OptimConfig(), RunDirectory.create(tmp_path, {}))
+        train_loop(model, ToyTask(), LOOP, OptimConfig(), RunDirectory.create(tmp_path, {}))
 
 
 def test_in_place_activations_do_not_hide_the_cause(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_in_place_activations_do_not_hide_the_cause(tmp_path: Path) -> None:
     model.blocks[1].dropout = nn.Sequential(nn.Linear(6, 6), fault, nn.Linear(6, 6), nn.ReLU(inplace=True))
 
     with pytest.raises(NonFiniteError, match=r"'blocks\.1\.dropout\.1' \(Faulty\) gave a non-finite gradient"):
-        fit(model, ToyTask(), LOOP, OptimConfig(), RunDirectory.create(tmp_path, {}))
+        train_loop(model, ToyTask(), LOOP, OptimConfig(), RunDirectory.create(tmp_path, {}))
     assert model.blocks[1].dropout[3].inplace
 
 
@@ -145,7 +145,7 @@ def test_a_replay_that_cannot_be_still_stops_with_the_step_and_the_batch(tmp_pat
     fault.armed = True
     model.blocks[1].dropout = nn.Sequential(fault, Doubled())
     with pytest.raises(NonFiniteError, match=r"(?s)step 1: the replay .* failed .*the batch is in"):
-        fit(model, ToyTask(), LOOP, OptimConfig(), RunDirectory.create(tmp_path, {}))
+        train_loop(model, ToyTask(), LOOP, OptimConfig(), RunDirectory.create(tmp_path, {}))
 
 
 class Doubled(nn.Module):

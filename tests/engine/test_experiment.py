@@ -38,7 +38,7 @@ BOTH = ("euclidean-0", "lorentz-0")
 FIRST = [
     Case(
         "taxonomy",
-        golden.NODES | {"batch": 4, "twin": True, "epochs": 3},
+        golden.NODES | {"batch_size": 4, "twin": True, "epochs": 3},
         BOTH,
         ("embeddings.safetensors",),
         stop=Stop(calls=2),
@@ -47,7 +47,7 @@ FIRST = [
     Case("radial", golden.CAPTIONS | {"batch_size": 4, "epochs": 3.0}, BOTH, exact=False),
     Case(
         "hyperclip",
-        golden.SQUARES | {"score": "lorentz", "twin": True, "steps": 4},
+        golden.SQUARES | {"score": "lorentz", "twin": True, "steps": 4, "micro_batch": 1},
         ("block-scale-0", "block-scale-lorentz-0"),
         ("adapter",),
     ),
@@ -77,7 +77,7 @@ MORE = [
     ),
     Case(
         "segmenter",
-        golden.SCENES | {"compare": True, "steps": 2},
+        golden.SCENES | {"compare": True, "steps": 2, "micro_batch": 1},
         ("attention-0", "block-scale-0", "frozen-0", "full-0", "lora-0", "orthogonal-0"),
         ("adapter", "decoder"),
     ),

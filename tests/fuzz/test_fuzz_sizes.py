@@ -10,7 +10,7 @@ from leafward.errors import too_large
 HUGE = 10**15
 TREE, FEATURES, TEXT = embedded("clothing.csv"), embedded("clothing_features.npz"), embedded("shakespeare.txt.gz")
 TAXONOMY = f"train taxonomy --data {TREE}"
-SWEEP = "train superposition --widths 4 6 --laws power:1 --workers 0 --device cpu"
+SWEEP = "train superposition --widths 4 6 --laws power:1 --processes 0 --device cpu"
 FEWSHOT = f"train lathadapter --features {FEATURES} --protocol few-shot --shots 1 --epochs 1"
 LANGUAGE = f"train helm --data {TEXT} --loop.device cpu"
 MEMORY = "not enough memory"
@@ -23,7 +23,7 @@ SIZES: list[tuple[str, str]] = [
     (f"{TAXONOMY} --seeds", "seeds must be an integer from 1 to 10,000"),
     (f"{SWEEP} --features", MEMORY),
     (f"{SWEEP} --seeds", "seeds must be an integer from 1 to 10,000"),
-    (f"{SWEEP} --workers", "workers must be an integer from 0 to 1,024"),
+    (f"{SWEEP} --processes", "processes must be an integer from 0 to 1,024"),
     (f"{FEWSHOT} --seeds", "seeds must be an integer from"),
     (f"{LANGUAGE} --seeds", "seeds must be an integer from"),
     (f"{LANGUAGE} --vocab-size", "vocab_size must be an integer from"),

@@ -147,8 +147,8 @@ himapper = System(
 # HyperCLIP and its segmenter
 
 METHODS = ("block-scale", "orthogonal", "lora", "attention", "full")
-CLIP = ALONE | {"model": "@clip", "block_size": 8, "steps": STEPS, "batch": 6, "lr": 1e-2, "log_every": 1}
-SQUARES = CLIP | {"images": "@squares", "scale": 20.0}
+CLIP = ALONE | {"model": "@clip", "block_size": 8, "steps": STEPS, "batch_size": 6, "lr": 1e-2, "log_every": 1}
+SQUARES = CLIP | {"data": "@squares", "scale": 20.0}
 
 
 def hyperclip_scores(result: Result) -> Iterator[tuple[str, Any]]:
@@ -169,12 +169,12 @@ hyperclip = System(
     hyperclip_scores,
 )
 
-SCENES = CLIP | {"data": "@scenes", "size": 32, "channels": 16, "window": 2, "batch": 2}
+SCENES = CLIP | {"data": "@scenes", "size": 32, "channels": 16, "window": 2, "batch_size": 2}
 
 
 def segmenter_scores(result: Result) -> Iterator[tuple[str, Any]]:
     for row in result["methods"]:
-        yield from prefixed(row["method"], numbers(row["metrics"]))
+        yield from prefixed(row["name"], numbers(row["metrics"]))
 
 
 segmenter = System(
@@ -191,7 +191,7 @@ segmenter = System(
 # LatHAdapter
 
 HOSTS = ("coop", "maple", "promptsrc", "promptkd")
-FEW = ALONE | {"seeds": 1, "shots": [4], "max_steps": STEPS, "batch": 4, "queue": 12, "lr": 1e-2}
+FEW = ALONE | {"seeds": 1, "shots": [4], "max_steps": STEPS, "batch_size": 4, "queue": 12, "lr": 1e-2, "log_every": 1}
 
 
 def lathadapter_scores(result: Result) -> Iterator[tuple[str, Any]]:
@@ -256,14 +256,14 @@ FLEET = {
     "widths": [3, 4, 6, 8],
     "decays": [-1.0, 0.5],
     "laws": ["power:1"],
-    "batch": 32,
+    "batch_size": 32,
     "steps": STEPS,
     "eval_rows": 64,
     "axis": ["steps"],
     "snapshots": 200,
     "precision": "float64",
     "device": "cpu",
-    "workers": 0,
+    "processes": 0,
 }
 
 
@@ -289,7 +289,14 @@ superposition = System(
 
 # Taxonomy
 
-NODES = ALONE | {"data": "@tree.csv", "dim": 3, "epochs": STEPS, "batch": 64}
+NODES = ALONE | {
+    "data": "@tree.csv",
+    "dim": 3,
+    "epochs": STEPS,
+    "batch_size": 64,
+    "log_every": 1,
+    "warmup_ratio": 1 / STEPS,
+}
 
 
 def taxonomy_scores(result: Result) -> Iterator[tuple[str, Any]]:

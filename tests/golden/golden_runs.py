@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import json
 import math
@@ -10,13 +9,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import golden_presets
 import torch
 from golden_cases import EXACT, STEPS, SYSTEMS, System
 
-from leafward.config import checked, to_dict
+from leafward.config import replace
 from leafward.files import write_text
 
 THREADS = 1
@@ -44,12 +43,23 @@ def run(system: str, name: str, data: Path) -> Numbers:
     return {"tolerance": case.tolerance, "losses": losses, "scores": dict(chosen.scores(result))}
 
 
-def train(system: str, settings: Mapping[str, Any], data: Path, out: Path, *, resume: bool = False) -> None:
+def train(
+    system: str, settings: Mapping[str, Any], data: Path, out: Path, *, resume: bool | Literal["data-changed"] = False
+) -> None:
     """Train the first preset with other settings, by dotted name; `data`: the folder of those that begin with @."""
-    home = golden_presets.PACKAGES[system]
-    known, training = (importlib.import_module(f"{home}.{part}") for part in ("config", "train"))
+    training = importlib.import_module(f"{golden_presets.PACKAGES[system]}.train")
+    training.run(settings_of(system, settings, data), out, resume=resume)
+
+
+def settings_of(system: str, settings: Mapping[str, Any], data: Path) -> Any:
+    known = importlib.import_module(f"{golden_presets.PACKAGES[system]}.config")
     first = next(iter(known.PRESETS.values()))()
-    training.run(checked(known.Config, _changed(to_dict(first), settings, data)), out, resume=resume)
+    return replace(first, **{name: _found(value, data) for name, value in settings.items()})
+
+
+def _found(value: Any, data: Path) -> Any:
+    """A setting; where it begins with @, a path in `data`."""
+    return str(data / value[1:]) if isinstance(value, str) and value.startswith("@") else value
 
 
 @contextmanager
@@ -62,18 +72,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _changed(settings: dict[str, Any], changes: Mapping[str, Any], data: Path) -> dict[str, Any]:
-    changed = copy.deepcopy(settings)
-    for dotted, value in changes.items():
-        *groups, name = dotted.split(".")
-        place = changed
-        for group in groups:
-            place = place[group]
-        assert name in place, f"there is no setting {dotted}"
-        place[name] = str(data / value[1:]) if isinstance(value, str) and value.startswith("@") else value
-    return changed
 
 
 def _losses(system: System, metrics: Path) -> dict[str, list[float]]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from leafward.config import replace
 from leafward.engine import RunDirectory
 from leafward.errors import UsageError
 from leafward.hierarchy import Taxonomy
@@ -56,7 +57,7 @@ def test_a_small_tree_in_the_plane_is_disentangled_by_every_seed(tmp_path, objec
     edges = [("r", None), ("a", "r"), ("b", "r"), ("a1", "a"), ("a2", "a"), ("b1", "b"), ("b2", "b")]
     tax = Taxonomy.from_edges(edges)
     for seed in range(4):
-        config = Config(data="tree", dim=2, seed=seed, objective=objective, device="cpu")
+        config = replace(Config(dim=2), data="tree", seed=seed, objective=objective, device="cpu")
         run = RunDirectory.create(tmp_path / f"{seed}", config)
         scores = training.measure(config, tax, training.train(config, tax, run))
         assert scores["mean_average_precision"] == 1.0

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leafward.errors import LeafwardError, UsageError
-from leafward.hierarchy import Taxonomy, graph
+from leafward.hierarchy import Taxonomy, taxonomy
 
 from . import hierarchy_oracles as oracles
 
@@ -91,7 +91,7 @@ def test_a_hundred_thousand_nodes():
 def test_a_chain_too_deep_for_the_closure_is_refused(monkeypatch):
     chain = Taxonomy.from_edges([(str(i), str(i - 1) if i else None) for i in range(5000)])
     assert chain.depth[-1] == 4999
-    monkeypatch.setattr(graph, "LARGEST_CLOSURE", 1000)
+    monkeypatch.setattr(taxonomy, "LARGEST_CLOSURE", 1000)
     with pytest.raises(LeafwardError, match="5,000 nodes"):
         _ = chain.ancestors
 

@@ -141,8 +141,17 @@ def test_grouped_product(sizes):
     torch.testing.assert_close(segment_bmm(x, weight, ends), expected)
     torch.testing.assert_close(grouped_matmul(x, weight, ends), expected)
     seed = torch.randn_like(expected)
-    grads = [torch.autograd.grad((y * seed).sum(), (x, weight)) for y in (segment_bmm(x, weight, ends), expected)]
-    torch.testing.assert_close(*grads)
+    for ours in (segment_bmm, grouped_matmul):
+        found, wanted = ours(x, weight, ends), torch.cat([a @ w for a, w in zip(x.split(sizes), weight, strict=True)])
+        grads = [torch.autograd.grad((y * seed).sum(), (x, weight), create_graph=True) for y in (found, wanted)]
+        torch.testing.assert_close(*grads)
+        again = [torch.autograd.grad(sum(g.square().sum() for g in each), (x, weight)) for each in grads]
+        torch.testing.assert_close(*again)
+
+
+def test_grouped_product_is_an_operator_as_pytorch_wants_it():
+    x, weight = torch.randn(7, 6, requires_grad=True), torch.randn(3, 6, 5, requires_grad=True)
+    torch.library.opcheck(torch.ops.leafward.grouped_product, (x, weight, torch.tensor([3, 3, 7]).int()))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the grouped GEMM kernel runs on CUDA")
@@ -284,3 +293,15 @@ def test_curvatures_are_spread_bounded_and_stay_wide():
     assert layer.gate.bias.dtype == layer.gate.weight.dtype == torch.float32
     assert layer.routed.up.weight.dtype == torch.bfloat16
     assert not any(p.requires_grad for p in Curvatures(4, 0.2, 5.0).parameters())
+
+
+@pytest.mark.parametrize("shape", [(0, 5, WIDTH), (2, 0, WIDTH)])
+@pytest.mark.parametrize("space", [Space(), Space("euclidean")], ids=str)
+def test_a_batch_of_nothing_gives_nothing(shape, space):
+    layer = stirred(space=space, shared=1).train()
+    s = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
+    out, balance = layer(s)
+    assert out.shape == s.shape
+    assert torch.equal(balance, torch.zeros(shape[0], dtype=torch.float64))
+    (out.sum() + balance.sum()).backward()
+    assert s.grad is not None

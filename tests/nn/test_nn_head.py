@@ -17,7 +17,7 @@ def test_distance_head_scores_the_squared_distance(c):
     head.log_scale.data.fill_(0.3)
     s = torch.randn(5, 6, dtype=torch.float64)
     # |x - p|_L² = 4/c sinh²(√c d/2), minus it is 2/c + 2⟨x,p⟩_L, and the head leaves out the constant
-    d = pairs.distances(s, head.weight, c)
+    d = pairs.distances(s, head.linear.weight, c)
     squared = 4.0 / c * torch.sinh(0.5 * c**0.5 * d) ** 2
     scale = torch.exp(head.log_scale)
     torch.testing.assert_close(head(s) + 2.0 * scale / c, -scale * squared)
@@ -29,7 +29,7 @@ def test_linear_head_is_a_map_of_the_full_point():
     assert head.time_weight is not None
     head.time_weight.data.normal_()
     s = torch.randn(4, 3, 6, dtype=torch.float64)
-    full = torch.cat([head.time_weight, head.weight], dim=-1)
+    full = torch.cat([head.time_weight, head.linear.weight], dim=-1)
     torch.testing.assert_close(head(s), lorentz.lift(s, 2.0) @ full.T)
     torch.testing.assert_close(head(s[0, 0]), head(s)[0, 0])
 

@@ -9,7 +9,8 @@ W Sᵀ can be written into the weights, so that the adapted model costs nothing 
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -34,13 +35,18 @@ class BlockScaleConfig(AdapterConfig, frozen=True):
     block_size: Count = 128
     """Width of a block; must divide the input width of every target."""
     targets: tuple[Role, ...] = ("q", "k", "v")
-    """Which projections: q, k, v, out, fc1, fc2."""
+    """Which projections: q, k, v, out, fc1, fc2; kv where one matrix gives keys and values from a latent point."""
     encoder: Encoder = "both"
     """Which encoder of a dual one."""
     constraint: Constraint = "free"
     """free; diagonal; orthogonal (Cayley); orthogonal_diagonal, S = Q D."""
     share: tuple[Shared, ...] = ()
     """What shares one S: the blocks of a matrix, the projections of a layer, the layers of an encoder."""
+
+    @classmethod
+    def trained_as(cls, name: str, model: nn.Module, wanted: Mapping[str, Any]) -> AdapterConfig:
+        """block-scale, with the constraint that is wanted, or orthogonal, which is OFT."""
+        return super().trained_as(name, model, {**wanted, "constraint": name} if name == "orthogonal" else wanted)
 
     def build(self, model: nn.Module) -> BlockScale:
         sites = find_sites(model, self.targets, self.encoder)

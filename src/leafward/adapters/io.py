@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from leafward import __version__
 from leafward.adapters.fingerprint import checked_fingerprint, difference, fingerprint
+from leafward.adapters.registry import METHODS, load
 from leafward.adapters.surface import (
     Adapter,
     AdapterConfig,
@@ -30,13 +30,6 @@ from leafward.files import LARGEST_UNPACKED, check_size, read_record, replacing,
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 FORMAT = "leafward-adapter"
-
-METHODS: dict[str, tuple[str, str]] = {
-    "block_scale": ("leafward.adapters.block_scale", "BlockScaleConfig"),
-    "latent_hierarchy": ("leafward.systems.lathadapter.attributes", "LatentHierarchyConfig"),
-    "low_rank": ("leafward.adapters.low_rank", "LowRankConfig"),
-}
-"""Method -> module and name of its configuration. A new method is one file and a line here."""
 
 Model = TypeVar("Model", bound=nn.Module)
 PathLike = str | os.PathLike[str]
@@ -112,10 +105,9 @@ def read_config(directory: PathLike) -> dict[str, Any]:
     for key in ("config", "base_model"):
         if not isinstance(record.get(key), dict):
             raise DataError(f"{path}: {key!r} must be an object, not {record.get(key)!r}")
-    module, config = METHODS[method]
     base = {key: str(record["base_model"].get(key) or "") for key in ("name", "revision", "class")}
     known = checked_fingerprint(record["base_model"], str(path))
-    cls: type[AdapterConfig] = getattr(importlib.import_module(module), config)
+    cls: type[AdapterConfig] = load(METHODS[method].settings)
     return {**record, "base_model": base | known, "config": checked(cls, record["config"])}
 
 

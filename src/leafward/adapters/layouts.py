@@ -1,8 +1,10 @@
 """Where the projections of a transformer are, whoever wrote it.
 
-Known layouts: separate linear layers (Hugging Face CLIP, SigLIP, BERT and other sentence encoders; EVA), a packed
-`in_proj_weight` (`nn.MultiheadAttention` and open_clip's own attention), a fused `qkv` (timm), and pooling heads
-(`q` and `kv`, or an `nn.MultiheadAttention` with other widths for key and value).
+Known layouts: separate linear layers (Hugging Face CLIP, SigLIP, BERT and other sentence encoders; EVA; Llama, Qwen and
+those that are built like them), a packed `in_proj_weight` (`nn.MultiheadAttention` and open_clip's own attention), a
+fused `qkv` (timm; HELM, there also with fewer heads of keys and values), GPT-2's matrices, which lie the other way
+(`Conv1D`), keys and values from one latent point (`kv`: HELM-MiCE, DeepSeek), and pooling heads (`q` and `kv`, or an
+`nn.MultiheadAttention` with other widths for key and value).
 """
 
 from __future__ import annotations
@@ -12,29 +14,34 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from leafward.errors import UsageError, nearest
 
-Role = Literal["q", "k", "v", "out", "fc1", "fc2"]
+Role = Literal["q", "k", "v", "kv", "out", "fc1", "fc2"]
 Encoder = Literal["both", "image", "text"]
 ATTENTION: tuple[Role, ...] = ("q", "k", "v")
 ROLES: tuple[Role, ...] = (*ATTENTION, "out", "fc1", "fc2")
+"""What most models have. Those with latent attention have one `kv` in place of k and v."""
+_KNOWN: tuple[Role, ...] = (*ROLES, "kv")
 
 STORE = "leafward_adapters"
 """The submodule of an adapted model that holds its adapters."""
 
 # What the modules are called, longest first where one name ends in another.
 _SINGLE: tuple[tuple[Role, tuple[str, ...]], ...] = (
-    ("q", ("q_proj", "query", "to_q", "q_lin", "q")),
+    ("q", ("q_proj", "q_b_proj", "query", "query.2", "to_q", "q_lin", "q")),
     ("k", ("k_proj", "key", "to_k", "k_lin", "k")),
     ("v", ("v_proj", "value", "to_v", "v_lin", "v")),
+    ("kv", ("kv_b_proj", "attention.expand")),
     ("out", ("attention.output.dense", "out_proj", "o_proj", "attn.proj", "attn_pool.proj", "out_lin", "attn.o")),
-    ("fc1", ("fc1", "c_fc", "intermediate.dense", "lin1")),
-    ("fc2", ("fc2", "c_proj", "output.dense", "lin2")),
+    ("out", ("attn.c_proj", "attention.out")),
+    ("fc1", ("fc1", "c_fc", "intermediate.dense", "lin1", "gate_proj", "up_proj", "ffn.up")),
+    ("fc2", ("fc2", "c_proj", "output.dense", "lin2", "down_proj", "ffn.down")),
 )
 _FUSED: dict[str, tuple[Role, ...]] = {
     "qkv": ATTENTION,
+    "c_attn": ATTENTION,
     "to_qkv": ATTENTION,
     "Wqkv": ATTENTION,
     "kv": ("k", "v"),
@@ -62,6 +69,12 @@ class Site:
     width: int
     encoder: str
     """image, text, or empty where a model has but one encoder."""
+    by_columns: bool = False
+    """Whether the parameter is (width, out), with columns in place of rows."""
+
+    def turned(self, weight: Tensor) -> Tensor:
+        """The parameter as (out, width), or what has that shape as the parameter is."""
+        return weight.mT if self.by_columns else weight
 
 
 def without_layer(name: str) -> str:
@@ -72,8 +85,8 @@ def without_layer(name: str) -> str:
 def find_sites(model: nn.Module, roles: Sequence[Role], encoder: Encoder = "both") -> list[Site]:
     """The projections of the given roles in one encoder or both; what is not there is refused by name."""
     for role in roles:
-        if role not in ROLES:
-            raise UsageError(f"targets must be of {', '.join(ROLES)}, got {role!r}; {nearest(str(role), ROLES)}")
+        if role not in _KNOWN:
+            raise UsageError(f"targets must be of {', '.join(_KNOWN)}, got {role!r}; {nearest(str(role), _KNOWN)}")
     if not roles:
         raise UsageError("targets must name at least one projection, got none")
     found = list(_all_sites(model))
@@ -103,11 +116,11 @@ def _all_sites(model: nn.Module) -> Iterator[Site]:
                 # Its output projection is never called: the attention reads the weight.
                 inside_attention.add(f"{path}.out_proj")
             yield from _packed(path, module, encoder)
-        elif isinstance(module, nn.Linear) and path not in inside_attention:
+        elif path not in inside_attention and (isinstance(module, nn.Linear) or _turned(module)):
             parent = model.get_submodule(path.rpartition(".")[0])
             # timm's EVA, BEiT and Swin V2 with biases of their own read the weight and never call the module.
             caller = path if getattr(parent, "q_bias", None) is None else path.rpartition(".")[0]
-            yield from _linear(path, module, encoder, caller)
+            yield from _linear(path, module, encoder, caller, _heads(model, path))
 
 
 def _head(path: str) -> str:
@@ -134,19 +147,40 @@ def _packed(path: str, module: nn.Module, encoder: str) -> Iterator[Site]:
         yield Site(holder, "out", path, path, holder, "weight", 0, rows, width, encoder)
 
 
-def _linear(path: str, module: nn.Linear, encoder: str, caller: str) -> Iterator[Site]:
-    rows, width = module.weight.shape
-    group, _, last = path.rpartition(".")
+def _heads(model: nn.Module, path: str) -> tuple[int, int]:
+    """How many heads queries and keys have, where the attention that holds `path` says so, else as many."""
+    attention = model.get_submodule(path.removesuffix(".linear").rpartition(".")[0])
+    heads, groups = getattr(attention, "heads", None), getattr(attention, "kv_heads", None)
+    return (heads, groups) if isinstance(heads, int) and isinstance(groups, int) else (1, 1)
+
+
+def _turned(module: nn.Module) -> bool:
+    """Whether it is transformers' `Conv1D`, a linear layer with the weight (in, out); that is not imported for this."""
+    return type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils"
+
+
+def _linear(path: str, module: nn.Module, encoder: str, caller: str, heads: tuple[int, int]) -> Iterator[Site]:
+    by_columns = _turned(module)
+    weight = module.get_parameter("weight")
+    rows, width = weight.shape[::-1] if by_columns else weight.shape
+    name = path.removesuffix(".linear")  # of what HELM's layers hold
+    group, _, last = name.rpartition(".")
     fused = _FUSED.get(last)
     if fused is not None:
-        if rows % len(fused):
-            raise UsageError(f"{path} has {rows} rows, which do not split evenly into {', '.join(fused)}")
-        part = rows // len(fused)
+        parts = _parts(path, rows, fused, *heads)
         for index, role in enumerate(fused):
-            span = index * part, (index + 1) * part
-            yield Site(f"{path}.{role}", role, group, caller, path, "weight", *span, width, encoder)
+            span = sum(parts[:index]), sum(parts[: index + 1])
+            yield Site(f"{name}.{role}", role, group, caller, path, "weight", *span, width, encoder, by_columns)
         return
     for role, suffixes in _SINGLE:
-        if any(path == suffix or path.endswith(f".{suffix}") for suffix in suffixes):
-            yield Site(path, role, group, path, path, "weight", 0, rows, width, encoder)
+        if any(name == suffix or name.endswith(f".{suffix}") for suffix in suffixes):
+            yield Site(name, role, group, path, path, "weight", 0, rows, width, encoder, by_columns)
             return
+
+
+def _parts(path: str, rows: int, fused: tuple[Role, ...], heads: int, groups: int) -> list[int]:
+    """The rows of each of several projections in one matrix; queries have `heads`, keys and values `groups` of them."""
+    counts = [heads if role == "q" else groups for role in fused]
+    if rows % sum(counts):
+        raise UsageError(f"{path} has {rows} rows, which do not split evenly into {', '.join(fused)}")
+    return [rows // sum(counts) * count for count in counts]

@@ -5,7 +5,8 @@ PEFT computes, learns and merges the same (tests/adapters/test_low_rank_oracle.p
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,15 +26,28 @@ class LowRankConfig(AdapterConfig, frozen=True):
     alpha: Positive | None = None
     """The change is scaled by α/r; None: α = r."""
     targets: tuple[Role, ...] = ATTENTION
-    """Which projections: q, k, v, out, fc1, fc2."""
+    """Which projections: q, k, v, out, fc1, fc2; kv where one matrix gives keys and values from a latent point."""
     encoder: Encoder = "both"
     """Which encoder of a dual one."""
     seed: Natural = 0
     """Seed of A."""
 
+    @classmethod
+    def trained_as(cls, name: str, model: nn.Module, wanted: Mapping[str, Any]) -> AdapterConfig:
+        """Of the rank that is wanted, or of about as many parameters as free blocks of the block_size that is."""
+        rank = wanted["rank"] or equal_rank(model, wanted["encoder"], wanted["block_size"])
+        return super().trained_as(name, model, {**wanted, "rank": rank})
+
     def build(self, model: nn.Module) -> LowRank:
         sites = find_sites(model, self.targets, self.encoder)
         return LowRank(self, sites, next(model.parameters()).device)
+
+
+def equal_rank(model: nn.Module, encoder: Encoder, block_size: int) -> int:
+    """The rank at which LoRA has about as many parameters as free blocks: Σ r (in + out) = Σ in · block."""
+    sites = find_sites(model, ATTENTION, encoder)
+    blocks = sum(site.width * block_size for site in sites)
+    return max(1, round(blocks / sum(site.width + site.stop - site.start for site in sites)))
 
 
 class LowRank(WeightAdapter):

@@ -8,9 +8,8 @@ adapters may sit on one model; the active ones act in the order in which they we
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -20,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from leafward.adapters.layouts import STORE, Site
 from leafward.config import Settings, checked
 from leafward.errors import UsageError, nearest, need
+from leafward.files import whole_path
 from leafward.geometry.scalars import wide
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -29,6 +29,12 @@ class AdapterConfig(Settings, frozen=True):
     """What `attach` takes: settings that name their method and build the adapter for a model."""
 
     method: ClassVar[str]
+
+    @classmethod
+    def trained_as(cls, name: str, model: nn.Module, wanted: Mapping[str, Any]) -> AdapterConfig:
+        """The settings with which a training that compares methods trains this one under `name`, one of those in
+        `adapters.registry`: of what is `wanted`, the settings that it knows."""
+        return checked(cls, {field: wanted[field] for field in cls.__struct_fields__ if field in wanted})
 
     def build(self, model: nn.Module) -> Adapter:
         raise NotImplementedError
@@ -83,6 +89,7 @@ class WeightAdapter(Adapter):
 
     def whole(self, sites: Sequence[Site], weight: Tensor) -> Tensor:
         """The effective weight of one parameter, its untouched rows included, in the type of `weight`."""
+        weight = sites[0].turned(weight)
         parts, row = [], 0
         for site in sites:
             parts += [weight[row : site.start]] if row < site.start else []
@@ -91,7 +98,8 @@ class WeightAdapter(Adapter):
             row = site.stop
         parts += [weight[row:]] if row < len(weight) else []
         # Effective rows tend to lie by columns in memory, and are put together so.
-        return torch.cat([part.mT for part in parts], dim=1).mT if len(parts) > 1 else parts[0]
+        whole = torch.cat([part.mT for part in parts], dim=1).mT if len(parts) > 1 else parts[0]
+        return sites[0].turned(whole)
 
     def _places(self) -> dict[Place, list[Site]]:
         """The sites of each parameter, by rows."""
@@ -184,7 +192,7 @@ def attach(
         store = AdapterStore(identity(model))
         model.add_module(STORE, store)
     if base_model is not None or revision is not None:
-        name_of_base = lasting(base_model) if base_model else store.base.name
+        name_of_base = whole_path(base_model) if base_model else store.base.name
         store.base = BaseModel(name_of_base, revision or store.base.revision, store.base.kind)
     if adapter.freezes_base:
         for key, parameter in model.named_parameters():
@@ -275,15 +283,7 @@ def identity(model: nn.Module) -> BaseModel:
     if not name:
         timm = getattr(model, "pretrained_cfg", None) or {}
         name = timm.get("architecture", "") if isinstance(timm, dict) else ""
-    return BaseModel(lasting(str(name)), str(getattr(config, "_commit_hash", None) or ""), type(model).__name__)
-
-
-def lasting(name: str) -> str:
-    """The name of a model that holds in every directory: a folder, and weights after an @, by their whole path."""
-    model, at, weights = name.partition("@")
-    if at and Path(weights).is_file():
-        return f"{model}@{Path(weights).resolve()}"
-    return str(Path(name).resolve()) if name and Path(name).is_dir() else name
+    return BaseModel(whole_path(str(name)), str(getattr(config, "_commit_hash", None) or ""), type(model).__name__)
 
 
 def store_of(model: nn.Module) -> AdapterStore:

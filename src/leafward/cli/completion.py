@@ -24,7 +24,10 @@ def run(args: Args, console: Console) -> dict[str, Any]:
 
 
 def _bash() -> str:
-    """Completes commands, then what they choose from, then flags (asked of ``--help``), then file names."""
+    """Completes commands, then what they choose from, then flags, then file names.
+
+    Flags are asked of ``--help``; the group of a name may be left out.
+    """
     from leafward.cli.commands import COMMANDS
     from leafward.systems import PREPARATIONS, TRAININGS
 
@@ -37,7 +40,8 @@ def _bash() -> str:
   elif [ "$COMP_CWORD" -eq 2 ] && [ "$command" = completion ]; then words="bash zsh"
   elif [[ "$current" == -* ]]; then
     local chosen=""; [[ "$command" == train || "$command" == data ]] && chosen="${{COMP_WORDS[2]}}"
-    words="$(leafward "$command" $chosen --help 2>/dev/null | grep -oE -- '--[a-z][a-z-]+' | sort -u)"
+    words="$(leafward "$command" $chosen --help 2>/dev/null | grep -oE -- '--([a-z][a-z-]*[.])*[a-z][a-z-]+')"
+    words="$(sed -E 'p; s/^--.*[.]/--/' <<< "$words" | sort -u)"
   else COMPREPLY=($(compgen -f -- "$current")); return; fi
   COMPREPLY=($(compgen -W "$words" -- "$current"))
 }}

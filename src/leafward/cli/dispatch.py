@@ -14,13 +14,14 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from leafward import __version__, _moved
 from leafward.cli.commands import COMMANDS
-from leafward.errors import LeafwardError, UsageError, missing_extra, nearest, too_large
+from leafward.errors import LeafwardError, UsageError, bounded, missing_extra, nearest, printable, too_large
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,6 +31,8 @@ def entry() -> None:
     """Console script."""
     # oneDNN's bf16 path crashes on some CPUs that advertise AMX; must be set before torch is imported.
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+    shown = warnings.formatwarning
+    warnings.formatwarning = lambda *words, **options: printable(shown(*words, **options))
     sys.exit(main(sys.argv[1:]))
 
 
@@ -58,12 +61,14 @@ def main(argv: Sequence[str]) -> int:
         return _failed("interrupted", 130, as_json)
     except LeafwardError as error:
         if debug:
-            traceback.print_exc()
+            _trace()
         status = getattr(error, "exit_code", 2 if isinstance(error, UsageError) else 1)
         return _failed(str(error), status, as_json)
     except Exception as error:
         if debug:
-            traceback.print_exc()
+            _trace()
+        if isinstance(error, OSError) and error.filename is not None:  # a name too long, a place that may not be read
+            return _failed(f"cannot use {error.filename}: {error.strerror}", 1, as_json)
         known = missing_extra(error) if isinstance(error, ImportError) else too_large(error)
         if known is not None:
             return _failed(known, 1, as_json)
@@ -110,18 +115,36 @@ def parse(module: ModuleType, name: str, argv: list[str]) -> Any:
 
 
 def _console(as_json: bool) -> Console:
+    """Where commands print. Names come from files: no character of theirs commands the terminal."""
     from rich.console import Console
+    from rich.segment import Segment
 
-    return Console(stderr=as_json, highlight=False, soft_wrap=not sys.stdout.isatty())
+    class Printable(Console):
+        def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
+            for text, style, control in super().render(renderable, options):
+                yield Segment(text if control else printable(text), style, control)
+
+    return Printable(stderr=as_json, highlight=False, soft_wrap=not sys.stdout.isatty())
 
 
 def _json(value: Any) -> str:
     from leafward.files import finite
 
-    return json.dumps(finite(value), ensure_ascii=False, allow_nan=False, default=str)
+    text = json.dumps(finite(value), ensure_ascii=False, allow_nan=False, default=str)
+    # What a terminal would obey, or nothing could write, goes as an escape of JSON, which reads as the same character.
+    return text if printable(text) == text else "".join(map(_escaped, text))
+
+
+def _escaped(char: str) -> str:
+    return char if printable(char) == char else f"\\u{ord(char):04x}"
+
+
+def _trace() -> None:
+    print(printable(traceback.format_exc()), file=sys.stderr)
 
 
 def _failed(message: str, status: int, as_json: bool) -> int:
+    message = printable(bounded(message))
     print(f"leafward: error: {message}", file=sys.stderr)
     if as_json:
         print(_json({"error": message, "exit_status": status}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -62,6 +62,7 @@ class Args:
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
+    from leafward.explorer.browser import open_page, redirect
     from leafward.explorer.export import write_page
     from leafward.explorer.server import check_host, serve
     from leafward.files import finite
@@ -85,14 +86,13 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         if console.stderr:  # --json: whoever reads stdout needs the address now, not at the end
             print(json.dumps(finite(result)), flush=True)
         if not args.no_open:
-            import webbrowser
+            open_page(opened.enter_context(redirect(url)))
 
-            webbrowser.open(url)
-
-    try:
-        serve(scene, ready, args.host, args.port)
-    except KeyboardInterrupt:
-        console.print("ended")
+    with ExitStack() as opened:
+        try:
+            serve(scene, ready, args.host, args.port)
+        except KeyboardInterrupt:
+            console.print("ended")
     return result
 
 

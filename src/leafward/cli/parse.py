@@ -6,14 +6,14 @@ import dataclasses
 import io
 import re
 import typing
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import redirect_stderr, suppress
 from typing import Annotated, Any
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from leafward.config import Settings, check_numbers, checked, is_settings
+from leafward.config import Settings, alternatives, check_numbers, checked, is_settings, short_names
 from leafward.errors import UsageError, nearest
 
 SHARED_FLAGS = {
@@ -33,9 +33,12 @@ def parse_into(cls: type, prog: str, argv: list[str], *, description: str, defau
         fields.append((flag, Annotated[bool, tyro.conf.arg(help=text)], dataclasses.field(default=False)))
     whole = dataclasses.make_dataclass("Invocation", fields)
     config = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes)
-    words = split_lists(argv, set(_list_fields(cls)))
+    hints = typing.get_type_hints(cls).values()
+    for kind in filter(is_settings, hints):
+        argv = spelt_out(argv, kind)
+    words = split_lists(gathered(argv, set(_list_fields(cls, every=True))), set(_list_fields(cls)))
     registry = ConstructorRegistry()
-    if any(is_settings(hint) for hint in typing.get_type_hints(cls).values()):
+    if any(map(is_settings, hints)):
         registry.primitive_rule(_unchecked)
     said = io.StringIO()
     try:
@@ -77,6 +80,70 @@ def _number(word: str) -> int | float | bool | str | None:
     return {"None": None, "True": True, "False": False}.get(word, word)
 
 
+def spelt_out(argv: list[str], kind: type[Settings]) -> list[str]:
+    """`argv` with the full name of every setting that has a short or an earlier one: `--steps 9` is `--loop.steps 9`.
+
+    Of two settings that replace each other, the one that is not given goes back to its default.
+    """
+    short, others = short_names(kind), alternatives(kind)
+    words, given = [], set()
+    for word in argv:
+        flag, equals, value = word.partition("=")
+        if flag.startswith("--"):
+            path = _full(flag[2:].replace("-", "_"), short, kind.EARLIER)
+            given.add(path.replace(".no_", "."))
+            word = f"--{path.replace('_', '-')}{equals}{value}"
+        words.append(word)
+    for path in sorted(given & others.keys()):
+        other, default = others[path]
+        if other not in given:
+            words += [f"--{other.replace('_', '-')}", str(default)]
+    return words
+
+
+def _full(name: str, short: Mapping[str, str], earlier: Mapping[str, str]) -> str:
+    """The dotted name for one that may be short, earlier, or a switch that is turned off."""
+    group, dot, rest = name.partition(".")
+    if name in short:
+        return short[name]
+    if dot and group in earlier:
+        return f"{earlier[group]}.{rest}"
+    if name.startswith("no_") and name[3:] in short:
+        parent, _, last = short[name[3:]].rpartition(".")
+        return f"{parent}.no_{last}"
+    return name
+
+
+def brief(kind: type[Settings]) -> type[Settings]:
+    """The same settings for a --help that leaves out the rare ones."""
+    hints, defaults = typing.get_type_hints(kind, include_extras=True), kind()
+    groups = {name: brief(hint) for name, hint in hints.items() if is_settings(hint)}
+    hidden = {name: Annotated[hints[name], tyro.conf.Suppress] for name in kind.RARE}
+    if not groups and not hidden:
+        return kind
+    values: dict[str, Any] = {name: checked(group, getattr(defaults, name)) for name, group in groups.items()}
+    values |= {name: getattr(defaults, name) for name in hidden}
+    names = {"__annotations__": groups | hidden, "__module__": kind.__module__, "__doc__": kind.__doc__}
+    return type(kind)(kind.__name__, (kind,), names | values, frozen=True)
+
+
+def gathered(argv: list[str], names: Collection[str]) -> list[str]:
+    """`argv` with one flag for each of the lists `names`: `--grid lr=1,2 --grid c=3,4` is `--grid lr=1,2 c=3,4`."""
+    groups: list[list[str]] = [[]]
+    lists: dict[str, list[str]] = {}
+    for word in argv:
+        flag, equals, value = word.partition("=")
+        if not flag.startswith("--"):
+            groups[-1].append(word)
+        elif flag.rpartition(".")[2].lstrip("-").replace("-", "_") not in names:
+            groups.append([word])
+        else:
+            group = lists.setdefault(flag, [flag])
+            groups = [*(each for each in groups if each is not group), group]  # the newest, so that values go there
+            group += [value] if equals else []
+    return [word for group in groups for word in group]
+
+
 def split_lists(argv: list[str], names: Collection[str]) -> list[str]:
     """`argv` with the values of the flags `names` taken apart at commas: `--widths 4,6,9` is `--widths 4 6 9`."""
     words: list[str] = []
@@ -94,14 +161,17 @@ def split_lists(argv: list[str], names: Collection[str]) -> list[str]:
     return words
 
 
-def _list_fields(cls: type) -> Iterator[str]:
-    """Fields of `cls`, and of what is nested in it, that hold a list of numbers or choices: these have no commas."""
+def _list_fields(cls: type, every: bool = False) -> Iterator[str]:
+    """Fields of `cls`, and of what is nested in it, that hold a list of numbers or choices: these have no commas.
+    `every`: of texts too."""
     for name, hint in typing.get_type_hints(cls).items():
         arguments = typing.get_args(hint)
         if dataclasses.is_dataclass(hint) or is_settings(hint):
-            yield from _list_fields(typing.cast(type, hint))
+            yield from _list_fields(typing.cast(type, hint), every)
         elif typing.get_origin(hint) is tuple and (
-            arguments[0] in (int, float) or typing.get_origin(arguments[0]) is typing.Literal
+            arguments[0] in (int, float)
+            or (every and arguments[-1] is ...)
+            or typing.get_origin(arguments[0]) is typing.Literal
         ):
             yield name
 

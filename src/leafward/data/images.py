@@ -19,7 +19,7 @@ import numpy as np
 from leafward.data.arrays import array_of, read_arrays
 from leafward.data.image_files import ENDINGS, encoded_image, guarding_pillow, read_image
 from leafward.errors import DataError, UsageError, nearest, require
-from leafward.files import inside
+from leafward.files import check_name, inside
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -117,6 +117,8 @@ def check_classes(images: ImageSet, what: str) -> None:
 def image_files(folder: Path) -> list[Path]:
     """The images in a folder and below, sorted."""
     found = sorted(p for p in folder.rglob("*") if p.suffix.lower() in LISTED and p.is_file())
+    for file in found:
+        check_name(file)
     return [inside(folder, p.relative_to(folder)) if p.is_symlink() else p for p in found]
 
 
@@ -134,6 +136,8 @@ def _class_folders(path: Path, classes: list[str] | None = None) -> ImageSet:
     found = sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
     if not found:
         raise DataError(f"{path} has no folders of classes")
+    for name in found:
+        check_name(name)
     classes = classes or found
     files: list[Path] = []
     labels: list[int] = []

@@ -10,6 +10,7 @@ import numpy as np
 from leafward.data.arrays import ARRAYS, ONLY, checked_matrix, read_arrays, read_matrix
 from leafward.data.tables import TEXTS, read_names
 from leafward.errors import DataError
+from leafward.files import check_name
 
 
 class Items(NamedTuple):
@@ -58,6 +59,7 @@ def _read_folders(path: Path) -> Items:
         )
     vectors = []
     for file in files:
+        check_name(file)
         vector = read_arrays(file)[ONLY]
         if vector.ndim != 1 or len(vector) != len(vectors[0] if vectors else vector):
             expected = "one vector (n)" if not vectors else f"one vector ({len(vectors[0])},) as in {files[0]}"

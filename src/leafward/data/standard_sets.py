@@ -16,7 +16,7 @@ from pathlib import Path
 
 from leafward.data.images import image_files
 from leafward.errors import DataError
-from leafward.files import inside, read_json, read_text
+from leafward.files import check_name, inside, read_json, read_text
 
 Labelled = tuple[list[Path], list[int], tuple[str, ...], list[int]]
 """Files, labels, class names, and the part of each file: 0 train, 1 validation, 2 test."""
@@ -52,6 +52,7 @@ def _class_folders(folder: Path) -> tuple[list[Path], list[int], tuple[str, ...]
     files: list[Path] = []
     labels: list[int] = []
     for label, path in enumerate(classes):
+        check_name(path)
         found = image_files(inside(folder, path.name))
         if not found:
             raise DataError(f"the class folder {path} holds no image")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from io import StringIO
 from pathlib import Path
 
@@ -21,9 +22,9 @@ def read_table(path: Path) -> dict[str, list[str]]:
     if len(rows) < 2:
         raise DataError(f"{path}: expected a header and at least one row, got {len(rows)} lines")
     header = [name.strip() for name in rows[0]]
-    for name in header:
-        if header.count(name) > 1:
-            raise DataError(f"{path}: the column {name!r} stands {header.count(name)} times in the header")
+    for name, times in Counter(header).items():
+        if times > 1:
+            raise DataError(f"{path}: the column {name!r} stands {times} times in the header")
     for number, row in enumerate(rows[1:], start=2):
         if len(row) != len(header):
             raise DataError(f"{path}: row {number} has {len(row)} fields for {len(header)} columns")

@@ -7,13 +7,11 @@ the image side stays as it is.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -24,8 +22,9 @@ from leafward.adapters.layouts import ROLES
 from leafward.adapters.low_rank import LowRankConfig
 from leafward.adapters.surface import adapters, attach, merge
 from leafward.data.image_files import read_image
+from leafward.data.text.tokenizer import check_tokenizer
 from leafward.engine.layout import is_run
-from leafward.errors import DataError, LeafwardError, UsageError, nearest, require
+from leafward.errors import DataError, UsageError, foreign, nearest, require
 from leafward.files import read_json, write_json
 from leafward.geometry.scalars import wide
 
@@ -313,7 +312,8 @@ def _load_adapted(folder: Path) -> Encoder:
 
 def _load_transformers(source: str) -> Encoder:
     library = require("transformers", "lm")
-    with _failing(f"cannot load the model {source}"):
+    with foreign(f"cannot load the model {source}"):
+        check_tokenizer(Path(source) / "tokenizer.json")
         config = library.AutoConfig.from_pretrained(source, trust_remote_code=False)
         # use_safetensors: a model somebody hands us is never unpickled
         model, found = library.AutoModel.from_pretrained(
@@ -374,7 +374,7 @@ def _pooling(source: str) -> str:
 
 def _load_open_clip(name: str, weights: str | None) -> Encoder:
     library = require("open_clip", "vision")
-    with _failing(f"cannot load the open_clip model {name}"):
+    with foreign(f"cannot load the open_clip model {name}"):
         model, _, transform = library.create_model_and_transforms(name, pretrained=weights, require_pretrained=True)
         tokenizer = library.get_tokenizer(name)
     folder = name.removeprefix("local-dir:")
@@ -386,17 +386,6 @@ def _load_open_clip(name: str, weights: str | None) -> Encoder:
             "preprocess_cfg": library.get_model_preprocess_cfg(model),
         }
     return OpenClipEncoder(model, tokenizer, transform, config)
-
-
-@contextmanager
-def _failing(what: str) -> Iterator[None]:
-    """The failures of a library's loader as errors for people."""
-    try:
-        yield
-    except LeafwardError:
-        raise
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise DataError(f"{what}: {error}") from error
 
 
 def _read(source: str, name: str) -> Any:

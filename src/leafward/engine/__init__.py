@@ -1,7 +1,7 @@
 """Training that loses nothing: settings, run directory, loop, checkpoints, distribution, progress.
 
-The engine knows no system. A recipe brings a model and a `Task`; `fit` trains it, `RunDirectory` keeps the record,
-and a run that was killed continues where its last checkpoint stands. Importing this package does not import torch.
+The engine knows no system. A system brings a model and a `Task`; `train_loop` trains it, `RunDirectory` keeps the
+record, and a run that was killed continues where its last checkpoint stands. Importing this package imports no torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from leafward.engine.executor import JobFailure, Jobs, run_jobs
     from leafward.engine.experiment import Experiment, Member
     from leafward.engine.layout import is_run, members_of
-    from leafward.engine.loop import FitResult, Interrupted, Task, fit
+    from leafward.engine.loop import FitResult, Interrupted, Task, train_loop
     from leafward.engine.nonfinite import NonFiniteError
     from leafward.engine.optim import EMA, parameter_groups, schedule
     from leafward.engine.progress import Progress
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 _HOME = {
     "bookkeeping": ("Loss",),
     "checkpoint": ("Checkpointer", "load_published", "load_weights", "publish"),
-    "config": ("LoopConfig", "OptimConfig"),
+    "config": ("Arms", "LoopConfig", "OptimConfig"),
     "data": ("DataOrder", "batches"),
     "distributed": ("Cluster", "RankLostError", "create_run", "session"),
     "executor": ("JobFailure", "Jobs", "run_jobs"),
     "experiment": ("Experiment", "Member"),
     "layout": ("is_run", "members_of"),
-    "loop": ("FitResult", "Interrupted", "Task", "fit"),
+    "loop": ("FitResult", "Interrupted", "Task", "train_loop"),
     "nonfinite": ("NonFiniteError",),
     "optim": ("EMA", "parameter_groups", "schedule"),
     "progress": ("Progress",),
@@ -43,6 +43,7 @@ _HOME = {
 
 __all__ = [
     "EMA",
+    "Arms",
     "Checkpointer",
     "Cluster",
     "DataOrder",
@@ -62,7 +63,6 @@ __all__ = [
     "Task",
     "batches",
     "create_run",
-    "fit",
     "is_run",
     "load_published",
     "load_weights",
@@ -72,6 +72,7 @@ __all__ = [
     "run_jobs",
     "schedule",
     "session",
+    "train_loop",
 ]
 
 

@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 PATIENCE = timedelta(days=7)
 """How long ranks wait for work that the first one does alone; if it dies, its connections close and they know."""
+JOINING = timedelta(minutes=5)
+"""How long they wait at least for each other to be started."""
 
 
 class RankLostError(LeafwardError):
@@ -100,8 +102,8 @@ class Cluster:
 def session(device: str = "auto", timeout: float = TIMEOUT) -> Iterator[Cluster]:
     """The cluster that torchrun started, or this process alone; the process group ends with the block.
 
-    `timeout`: seconds that a rank waits in a collective operation for the others. Raises `RankLostError` where it
-    waited longer, or where another rank died.
+    `timeout`: seconds that a rank waits in a collective operation for the others, once all have joined. Raises
+    `RankLostError` where it waited longer, or where another rank died.
     """
     rank, world, local_rank = (_integer(name, default) for name, default in _TORCHRUN.items())
     chosen = _device(device, local_rank)
@@ -114,9 +116,10 @@ def session(device: str = "auto", timeout: float = TIMEOUT) -> Iterator[Cluster]
         backend = "cpu:gloo,cuda:nccl"
     try:
         limit = timedelta(seconds=timeout)
-        dist.init_process_group(backend, rank=rank, world_size=world, timeout=limit)
+        dist.init_process_group(backend, rank=rank, world_size=world, timeout=max(limit, JOINING))
         patient = dist.new_group(backend="gloo", timeout=PATIENCE)
         assert isinstance(patient, dist.ProcessGroup)
+        _set_timeout(limit)  # from here on; before, nobody is late who has only just been started
     except (ValueError, RuntimeError) as error:
         broken = _broken_connection(error) if dist.is_initialized() else None
         if broken is not None:  # the others were there, and one died before this rank had reached them all
@@ -215,6 +218,8 @@ def _broken_connection(error: BaseException) -> BaseException | None:
 
 
 _CONNECTION = re.compile(r"gloo/|\bNCCL\b|Connection (closed|reset) by peer|Timed out waiting", re.IGNORECASE)
+# In the oldest torch that is supported it has a name of its own.
+_set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
 _TORCHRUN = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0}
 
 

@@ -3,6 +3,9 @@
 A job is a function `job(config, directory) -> result` of a plain mapping and its own directory (a run directory goes
 below it), with a JSON result. The directory is named by the hash of the configuration, so that running the same jobs
 again does only what is missing.
+
+SIGTERM and SIGINT stop all jobs, wherever they run: a file `stop` beside their directories says so, and every job that
+sees it, or that whoever started it is gone, sends itself SIGTERM. A job that handles it, as training does, saves first.
 """
 
 from __future__ import annotations
@@ -24,12 +27,13 @@ from typing import Any
 
 from leafward.config import config_hash, to_dict
 from leafward.engine.progress import Progress
-from leafward.errors import UsageError, require
+from leafward.errors import LeafwardError, UsageError, require
 from leafward.files import read_record, read_text, write_json, write_text
 
-JOB, RESULT, ERROR, LOG = "job.json", "result.json", "error.txt", "log.txt"
+JOB, RESULT, ERROR, LOG, STOP = "job.json", "result.json", "error.txt", "log.txt", "stop"
 ATTEMPTS = 2
 GRACE_SECONDS = 30
+LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,14 @@ class Jobs:
     failures: list[JobFailure] = field(default_factory=list)
 
 
+class JobsStopped(LeafwardError):
+    """A signal stopped the jobs; what they saved is there. `exit_code` is the shell's 128 + signal number."""
+
+    def __init__(self, number: int, directory: Path) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}; the same call goes on from {directory}")
+        self.number, self.exit_code = number, 128 + number
+
+
 def run_jobs(
     function: str | Callable[[dict[str, Any], Path], Mapping[str, Any]],
     configs: Sequence[Any],
@@ -63,6 +75,7 @@ def run_jobs(
 
     Finished jobs are not run again; a failed one is tried once more and then reported, and the others go on. Local
     workers share the cores: each job gets as many threads as there are cores for a worker, unless OMP_NUM_THREADS says.
+    Raises `JobsStopped` after SIGTERM or SIGINT, once the jobs have ended.
     """
     if executor not in _EXECUTORS:
         raise UsageError(f"executor must be local or ray, not {executor!r}")
@@ -70,16 +83,62 @@ def run_jobs(
         raise UsageError(f"workers must be at least 1, not {workers}")
     name = _name_of(function)
     plains = [to_dict(config) for config in configs]
-    homes = [Path(directory).resolve() / config_hash({"function": name, "config": plain})[:16] for plain in plains]
+    place = Path(directory).resolve()
+    homes = [place / config_hash({"function": name, "config": plain})[:16] for plain in plains]
     jobs = dict(zip(homes, plains, strict=True))  # the same configuration twice is one job
     todo = {home: plain for home, plain in jobs.items() if _result(home) is None}
     failures: dict[Path, JobFailure] = {}
-    with Progress(len(jobs), "jobs", unit="job", start=len(jobs) - len(todo), show=show) as progress:
+    bar = Progress(len(jobs), "jobs", unit="job", start=len(jobs) - len(todo), show=show)
+    with _stopping_for_signals(place), bar as progress:
         for done, (home, error) in enumerate(_EXECUTORS[executor](name, todo, workers), 1):
             if error is not None:
                 failures[home] = JobFailure(jobs[home], home, error, home / ERROR)
             progress.update(progress.start + done, {"failed": str(len(failures))})
     return Jobs([_result(home) for home in homes], list(failures.values()))
+
+
+@contextmanager
+def _stopping_for_signals(place: Path) -> Iterator[None]:
+    """Inside, SIGTERM and SIGINT write the file that stops the jobs of `place`, and end in `JobsStopped`."""
+    received: list[int] = []
+
+    def handle(number: int, frame: object) -> None:
+        received.append(number)
+        (place / STOP).touch()
+        raise KeyboardInterrupt
+
+    place.mkdir(parents=True, exist_ok=True)
+    (place / STOP).unlink(missing_ok=True)
+    # Python allows handlers in the main thread only; elsewhere the program keeps its own.
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT) if main}
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not received:
+            raise
+        raise JobsStopped(received[-1], place) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _stopped_with(stop: Path, parent: int) -> Iterator[None]:
+    """Inside, this process gets SIGTERM once `stop` is there, or `parent`, which started it, is gone."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(LOOK_SECONDS):
+            if stop.exists() or os.getppid() != parent:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def _run_locally(name: str, jobs: Mapping[Path, dict[str, Any]], workers: int) -> Iterator[tuple[Path, str | None]]:
@@ -110,16 +169,16 @@ def _attempt_twice(
     """Run one job in a process of its own; None if it succeeded, else the last line of its error."""
     write_json(home / JOB, {"function": name, "config": config})
     for _ in range(ATTEMPTS):
+        if stopping.is_set() or (home.parent / STOP).exists():
+            break
         with open(home / LOG, "ab") as log:
-            command = [sys.executable, "-m", __spec__.name, str(home)]
+            command = [sys.executable, "-m", __spec__.name, str(home), str(os.getpid())]
             code = subprocess.run(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment).returncode
         if code == 0 and _result(home) is not None:
             return None
         if not (home / ERROR).exists():  # killed, so that it could not say why
             write_text(home / ERROR, f"the process ended with exit code {code}; its output is in {home / LOG}\n")
-        if stopping.is_set():
-            break
-    return _last_line(home / ERROR)
+    return _last_line(home / ERROR) if (home / ERROR).exists() else "stopped before it began"
 
 
 def _run_on_ray(name: str, jobs: Mapping[Path, dict[str, Any]], workers: int) -> Iterator[tuple[Path, str | None]]:
@@ -183,11 +242,14 @@ def _ray_outcome(ray: Any, ready: Any, home: Path) -> str | None:
 _EXECUTORS = {"local": _run_locally, "ray": _run_on_ray}
 
 
-def _attempt(name: str, config: dict[str, Any], home: str) -> tuple[dict[str, Any] | None, str | None]:
-    """The result of a job, or its traceback."""
+def _attempt(
+    name: str, config: dict[str, Any], home: str, parent: int | None = None
+) -> tuple[dict[str, Any] | None, str | None]:
+    """The result of a job, or its traceback. `parent`: the process that started this one."""
     try:
         Path(home).mkdir(parents=True, exist_ok=True)
-        result = _resolve(name)(config, Path(home))
+        with _stopped_with(Path(home).parent / STOP, parent or os.getppid()):
+            result = _resolve(name)(config, Path(home))
         if not isinstance(result, Mapping):
             raise UsageError(f"the job {name} must return a mapping, not {type(result).__name__}")
         json.dumps(dict(result))
@@ -224,11 +286,11 @@ def _last_line(path: Path) -> str:
     return lines[-1] if lines else "unknown error"
 
 
-def _main(home: Path) -> int:
+def _main(home: Path, parent: int) -> int:
     """One job, started by `_attempt_twice` in a process of its own."""
     job = read_record(home / JOB)
     (home / ERROR).unlink(missing_ok=True)
-    result, trace = _attempt(job["function"], job["config"], str(home))
+    result, trace = _attempt(job["function"], job["config"], str(home), parent)
     if trace is not None:
         write_text(home / ERROR, trace)
         return 1
@@ -237,4 +299,4 @@ def _main(home: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_main(Path(sys.argv[1])))
+    sys.exit(_main(Path(sys.argv[1]), int(sys.argv[2])))

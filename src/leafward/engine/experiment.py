@@ -14,14 +14,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from types import ModuleType
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from leafward.config import replace, to_dict
+from leafward.config import checked, lasting, places, replace, to_dict
+from leafward.engine import inputs as read
 from leafward.engine.bookkeeping import Signals
-from leafward.engine.distributed import Cluster
+from leafward.engine.config import MAY_CHANGE, ONE_ARM
+from leafward.engine.distributed import Cluster, session
 from leafward.engine.layout import begun_otherwise, is_run
 from leafward.engine.lock import release, releasing
 from leafward.engine.run import MEMBERS, MODEL, RESULT, RunDirectory, discard_unbegun
@@ -30,6 +33,8 @@ from leafward.report.result import Result
 
 C = TypeVar("C")
 T = TypeVar("T")
+Resume = bool | Literal["data-changed"]
+"""Whether a run goes on; "data-changed": also where the data are not those that it was started with."""
 PATIENCE = timedelta(days=365)
 """How long ranks wait for one that works alone."""
 
@@ -74,10 +79,10 @@ class Experiment(Generic[C]):
 
     recipe: ClassVar[str] = ""
     """What later commands know the run by."""
+    settings: ClassVar[ModuleType]
+    """The module of its settings: `Config`, and where there are any `check`, `MAY_CHANGE` and `ABLATIONS`."""
     member_recipe: ClassVar[str | None] = None
     """The same of the members, where their settings are not those of the run."""
-    may_change: ClassVar[Sequence[str]] = ()
-    """Settings that a resumed run may change."""
     leftovers: ClassVar[Sequence[str]] = ()
     """Files and folders of the system's own, which go when a run is replaced."""
     kind: ClassVar[type[RunDirectory]] = RunDirectory
@@ -86,17 +91,37 @@ class Experiment(Generic[C]):
     that do not split over a batch. Otherwise all ranks train each member together."""
 
     def __init__(self, config: Any, cluster: Cluster) -> None:
-        self.config, self.cluster = config, cluster
+        self.config, self.cluster = lasting(config), cluster  # whole paths: the run is opened from anywhere
+        self.may_change = may_change(self.settings)
         self.out = Path()
-        self.fresh = False
+        self.fresh = self.data_changed = False
         self._group: Any = None
+
+    @classmethod
+    def launch(cls, config: Any, out: str | Path, *, resume: Resume = False, overwrite: bool = False) -> dict[str, Any]:
+        """Train, publish and score in the run directory `out`; returns what result.json holds.
+
+        Start it with torchrun for several ranks. Raises `engine.Interrupted` after SIGTERM or SIGINT, once everything
+        is saved; the same call with `resume` goes on from there. What `arms.ablate` and `arms.grid` name is trained in
+        runs of their own below `out`.
+        """
+        from leafward.engine.sweep import Sweep, cells_of
+
+        config = checked(cls.settings.Config, config)
+        if hasattr(cls.settings, "check"):
+            cls.settings.check(config)
+        cells = cells_of(config, getattr(cls.settings, "ABLATIONS", {}))
+        with session(config.loop.device, config.loop.timeout) as cluster:
+            made = Sweep(cls, config, cells, cluster) if cells else cls(config, cluster)
+            return made.run(out, resume=resume, overwrite=overwrite)
 
     def arms(self) -> Mapping[str, C]:
         """What is compared, the arm that the run is named for first, as settings of one model each."""
         raise NotImplementedError
 
     def seeds(self) -> Sequence[int]:
-        return (self.config.seed,)
+        first = self.config.loop.seed
+        return range(first, first + self.config.arms.seeds)
 
     def seeded(self, settings: C, seed: int) -> C:
         """The settings of one member."""
@@ -109,6 +134,10 @@ class Experiment(Generic[C]):
     def needed(self, member: Member[C]) -> bool:
         """Whether other members are trained with the help of this one, so that it comes before them."""
         return False
+
+    def inputs(self) -> Mapping[str, Path]:
+        """The files and folders that the run reads, by setting; going on with others is refused."""
+        return places(self.config)
 
     def prepare(self, run: RunDirectory) -> None:
         """What is done once, on every rank, between the making of the run directory and the first training."""
@@ -138,12 +167,13 @@ class Experiment(Generic[C]):
                 members.append(Member(arm, seed, self.seeded(settings, seed), path, home, single))
         return members
 
-    def run(self, out: str | Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:
+    def run(self, out: str | Path, *, resume: Resume = False, overwrite: bool = False) -> dict[str, Any]:
         """Train every member in the run directory `out` and put their results together: what result.json holds.
 
         Raises `Interrupted` after SIGTERM or SIGINT, once everything is saved; the same call with `resume` goes on.
         """
         out = Path(out)
+        self.data_changed, resume = resume == "data-changed", bool(resume)
         self.out, self.fresh = out, not (out.is_dir() and any(out.iterdir()))
         if self.cluster.world > 1:
             self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
@@ -190,8 +220,12 @@ class Experiment(Generic[C]):
                     f"{out} was begun by an earlier version of leafward, which kept its models in other places, so it "
                     "cannot be resumed; start again with --overwrite, or give another path"
                 )
+            found = self.inputs()
+            if resume and is_run(out) and not self.data_changed:
+                read.compare(out, found)
             chosen = {"resume": resume, "overwrite": overwrite, "may_change": self.may_change}
             RunDirectory.create(out, self.config, recipe=self.recipe, **chosen)
+            read.note(out, found, self.data_changed)
             for name in self.leftovers if overwrite else ():
                 _remove(out / name)
 
@@ -265,19 +299,20 @@ class Experiment(Generic[C]):
         return found.to_json()
 
 
-def alone(settings: Any, seed: int, **changes: Any) -> Any:
-    """Settings of one model with this seed: `seed`, or that of the `loop`; without twin, comparison and more seeds."""
-    single: dict[str, Any] = {"twin": False, "compare": False, "seeds": 1}
-    single = {name: value for name, value in single.items() if hasattr(settings, name)}
-    loop = getattr(settings, "loop", None)
-    single |= {"seed": seed} if loop is None else {"loop": replace(loop, seed=seed)}
-    return replace(settings, **single | changes)
+def may_change(settings: ModuleType) -> tuple[str, ...]:
+    """The settings that a resumed run of a training may change."""
+    return (*MAY_CHANGE, *getattr(settings, "MAY_CHANGE", ()))
+
+
+def alone(settings: Any, seed: int) -> Any:
+    """Settings of one model with this seed: without twin, comparison and more seeds."""
+    return replace(settings, arms=to_dict(type(settings.arms)()) | to_dict(ONE_ARM), loop={"seed": seed})
 
 
 def by_geometry(config: Any) -> dict[str, Any]:
-    """The arms of a comparison of geometries: that of `config` and, with `twin`, the other one."""
+    """The arms of a comparison of geometries: that of `config` and, with its twin, the other one."""
     other = "euclidean" if config.geometry == "lorentz" else "lorentz"
-    return {name: replace(config, geometry=name) for name in (config.geometry, *([other] if config.twin else []))}
+    return {name: replace(config, geometry=name) for name in (config.geometry, *([other] if config.arms.twin else []))}
 
 
 def batch_of(wanted: int, samples: int, cluster: Cluster) -> int:

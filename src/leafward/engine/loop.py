@@ -1,4 +1,4 @@
-"""The training loop: `fit` trains a model on a `Task` and can be stopped and taken up again at any moment."""
+"""The training loop: `train_loop` trains a model on a `Task` and can be stopped and taken up again at any moment."""
 
 from __future__ import annotations
 
@@ -68,13 +68,14 @@ class FitResult:
 class Interrupted(LeafwardError):
     """A signal asked the run to stop; everything is saved. `exit_code` is the shell's 128 + signal number."""
 
-    def __init__(self, number: int, step: int, where: Path):
-        name = signal.Signals(number).name
-        super().__init__(f"stopped by {name} after step {step}; all is saved in {where}: continue with --resume")
-        self.exit_code = 128 + number
+    def __init__(self, number: int, after: int | str, where: Path):
+        """`after`: the last step, or how far it came in words."""
+        name, far = signal.Signals(number).name, after if isinstance(after, str) else f"step {after}"
+        super().__init__(f"stopped by {name} after {far}; all is saved in {where}: continue with --resume")
+        self.number, self.exit_code = number, 128 + number
 
 
-def fit(
+def train_loop(
     model: nn.Module,
     task: Task,
     loop: LoopConfig,
@@ -88,7 +89,7 @@ def fit(
     `NonFiniteError` when a loss or gradient is not finite, and `Interrupted` after SIGTERM or SIGINT, once the state
     is saved.
     """
-    loop, optim = checked(LoopConfig, loop), checked(OptimConfig, optim)
+    loop, optim = checked(LoopConfig, loop).over(len(task.dataset)), checked(OptimConfig, optim)
     with ExitStack() as stack:
         if cluster is None:
             cluster = stack.enter_context(session(loop.device, loop.timeout))
@@ -170,7 +171,7 @@ class _Trainer:
                 self._look(guard, clock, progress)
                 if guard.stop:
                     raise Interrupted(signals.number or signal.SIGTERM, self.step, self.run.path)
-            # A signal during the last evaluation or checkpoint counts too, or what comes after `fit` would start.
+            # A signal during the last evaluation or checkpoint counts too, or what comes after this would start.
             late = max(self.cluster.gather(signals.number))
             if late:
                 raise Interrupted(late, self.step, self.run.path)

@@ -81,14 +81,16 @@ def adamw(model: nn.Module, config: OptimConfig, found_bad: Tensor) -> torch.opt
 def schedule(config: OptimConfig, total: int) -> Callable[[int], float]:
     """The learning rate's factor at each step (from 0) of `total`.
 
-    Warm-up: (step + 1) / warmup_steps. Then, with u = (step − warmup) / (total − warmup) in [0, 1] and r the final
+    Warm-up: (step + 1) / warm-up steps. Then, with u = (step − warmup) / (total − warmup) in [0, 1] and r the final
     ratio: cosine r + (1 − r)(1 + cos πu)/2, linear 1 − (1 − r)u, constant 1.
     """
 
+    warmup = config.warmup(total)
+
     def factor(step: int) -> float:
-        if step < config.warmup_steps:
-            return (step + 1) / config.warmup_steps
-        u = min((step - config.warmup_steps) / max(total - config.warmup_steps, 1), 1.0)
+        if step < warmup:
+            return (step + 1) / warmup
+        u = min((step - warmup) / max(total - warmup, 1), 1.0)
         if config.schedule == "cosine":
             return config.final_ratio + (1.0 - config.final_ratio) * (1.0 + math.cos(math.pi * u)) / 2.0
         if config.schedule == "linear":

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from leafward.config import config_hash, flatten, parse_yaml, save_yaml, to_dict
-from leafward.engine import lock
+from leafward.engine import inputs, lock
 from leafward.errors import DataError, LeafwardError, UsageError
 from leafward.files import LARGEST_RECORD, finite, read_bytes, read_record, read_text, replacing, write_json
 
 CONFIG, ENV, METRICS, RESULT, REPORT = "config.yaml", "env.json", "metrics.jsonl", "result.json", "report.html"
 FORMAT = "leafward-run"
 CHECKPOINTS, BOARD, BAD_BATCH = "checkpoints", "tensorboard", "nonfinite-"
-MODEL, MEMBERS, FIGURES = "model", "members", "figures"
+MODEL, MEMBERS, CELLS, FIGURES = "model", "members", "cells", "figures"
 EVALUATION = ("evaluation.json", "evaluation.html", "evaluation")
 """What evaluations of a run leave in its directory."""
 
@@ -84,6 +84,7 @@ class RunDirectory:
     def _begin(self, resume: bool, overwrite: bool, recipe: str) -> None:
         """Clear or take up what the directory holds, and write what describes the run."""
         held = self._refuse_foreign()
+        clear_leftovers(self.path)
         earlier: list[Any] = []
         if held and overwrite:
             self._clear()
@@ -97,7 +98,6 @@ class RunDirectory:
             self._check_same(self.open(self.path).config)
             before = read_record(self.path / ENV)
             earlier = [*before.pop("earlier", []), before]
-        clear_leftovers(self.path)
         try:
             self.checkpoints.mkdir(exist_ok=True)
         except OSError as error:
@@ -110,13 +110,16 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
-        """An existing run directory, to read."""
+        """An existing run directory, to read; for small inputs that are gone from their place it names its copies."""
         path = Path(path)
         try:
             text = read_text(path / CONFIG, LARGEST_RECORD)
         except DataError as error:
             raise DataError(f"{path} is not a run directory: {error}") from error
-        return cls(path, parse_yaml(text, str(path / CONFIG)))
+        config = parse_yaml(text, str(path / CONFIG))
+        for name, copy in inputs.kept(path).items():
+            _set(config, name, str(copy))
+        return cls(path, config)
 
     @property
     def recipe(self) -> str:
@@ -212,7 +215,7 @@ class RunDirectory:
 
     def _only_lacks_its_page(self) -> bool:
         """Whether a finished run has no report.html, and what it trained is there to make it from."""
-        trained = any(any((self.path / name).glob("*")) for name in (CHECKPOINTS, MEMBERS))
+        trained = any(any((self.path / name).glob("*")) for name in (CHECKPOINTS, MEMBERS, CELLS))
         return trained and not self.report.is_file()
 
     def _has_mark(self) -> bool:
@@ -231,7 +234,19 @@ class RunDirectory:
         batches = [path.name for path in self.path.glob(f"{BAD_BATCH}*")]
         try:
             shown = REPORT, BOARD, FIGURES, *EVALUATION
-            for name in (RESULT, CHECKPOINTS, METRICS, *shown, MODEL, MEMBERS, *batches, CONFIG, ENV):
+            for name in (
+                RESULT,
+                CHECKPOINTS,
+                METRICS,
+                *shown,
+                MODEL,
+                MEMBERS,
+                CELLS,
+                *batches,
+                *inputs.WRITTEN,
+                CONFIG,
+                ENV,
+            ):
                 path = self.path / name
                 if path.is_dir():
                     shutil.rmtree(path)
@@ -241,6 +256,13 @@ class RunDirectory:
             raise LeafwardError(f"cannot clear {self.path}: {error.strerror or error}") from error
 
     def _check_same(self, saved: Mapping[str, Any]) -> None:
+        gone = [name for name in saved if name not in self.config]
+        if gone:  # and a checkpoint is that of its settings, name by name
+            raise UsageError(
+                f"{self.path} was begun by an earlier version of leafward, whose settings had other names "
+                f"({', '.join(gone)}), so it cannot be resumed; start again with --overwrite, and with the same "
+                f"settings by --config {self.path / CONFIG}"
+            )
         old, new = flatten(saved), flatten(self.config)
         changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key, ...) != new.get(key, ...)]
         refused = [key for key in changed if key not in self.may_change]
@@ -280,7 +302,10 @@ LEFT_OVER = re.compile(r"\.partial-.+|\..+\.[a-z0-9_]{8}\.tmp(\.old)?")
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove what writers that were killed left in `folder` and below it; nobody else may be writing there."""
+    """Remove what writers that were killed left in `folder` and below it; nobody else may be writing there.
+
+    Of locks below `folder` those that nobody holds go: a member that was done before the kill is not taken up again.
+    """
     for place, folders, files in os.walk(folder):
         for name in filter(LEFT_OVER.fullmatch, [*folders]):
             folders.remove(name)
@@ -289,6 +314,21 @@ def clear_leftovers(folder: Path) -> None:
         for name in filter(LEFT_OVER.fullmatch, files):
             with suppress(OSError):
                 os.unlink(os.path.join(place, name))
+        if lock.LOCK in files and Path(place) != folder:
+            with suppress(lock.RunLocked):
+                if lock.acquire(place):
+                    lock.release(place)
+
+
+def _set(config: dict[str, Any], dotted: str, value: str) -> None:
+    *groups, name = dotted.split(".")
+    place: Any = config
+    for group in groups:
+        place = place.get(group, {})
+    name, _, number = name.rstrip("]").partition("[")
+    if number:
+        place, name = place[name], int(number)
+    place[name] = value
 
 
 def discard_unbegun(path: str | Path) -> None:
@@ -313,7 +353,9 @@ def discard_unbegun(path: str | Path) -> None:
 
 def _discard(path: str | Path) -> None:
     run = RunDirectory(path, {})
-    begun = any(run.checkpoints.rglob("*")) or any((run.path / name).exists() for name in (METRICS, RESULT, MEMBERS))
+    begun = any(run.checkpoints.rglob("*")) or any(
+        (run.path / name).exists() for name in (METRICS, RESULT, MEMBERS, CELLS)
+    )
     if run._has_mark() and not begun:
         run._clear()
 

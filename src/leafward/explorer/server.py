@@ -18,6 +18,7 @@ import torch
 from leafward.errors import LeafwardError, UsageError, require
 from leafward.explorer.export import KINDS, page_files, static_page
 from leafward.explorer.scene import Scene, to_json
+from leafward.explorer.sockets import prompt_protocol
 
 JSON, BINARY = "application/json", "application/octet-stream"
 HEADERS = {
@@ -34,8 +35,6 @@ HEADERS = {
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 #: Characters of a request's path, and of its query.
 LONGEST_ADDRESS = 512
-#: Requests at once; more are answered with 503.
-BUSY = 64
 
 
 class Guard:
@@ -63,7 +62,7 @@ class Guard:
         """Status and sentence for a request that must not pass."""
         headers: dict[bytes, str] = {}
         for name, value in scope["headers"]:
-            if name in (b"host", b"origin", b"sec-fetch-site"):
+            if name in (b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest"):
                 if name in headers:
                     return 400, f"the header {name.decode()} is there twice"
                 headers[name] = value.decode("latin-1")
@@ -71,7 +70,7 @@ class Guard:
             return 421, "this server does not answer under that host name"
         if b"origin" in headers and headers[b"origin"] not in {f"http://{host}" for host in self.hosts}:
             return 403, "requests of another origin are refused"
-        if headers.get(b"sec-fetch-site", "none") not in ("none", "same-origin"):
+        if headers.get(b"sec-fetch-site", "none") not in ("none", "same-origin") and not self._opens(scope, headers):
             return 403, "requests of another site are refused"
         if max(len(scope["path"]), len(scope["query_string"])) > LONGEST_ADDRESS:
             return 414, f"the address is longer than {LONGEST_ADDRESS} characters"
@@ -81,6 +80,14 @@ class Guard:
         if scope["method"] != "GET":
             return 405, "only GET is answered"
         return None
+
+    def _opens(self, scope: Any, headers: Mapping[bytes, str]) -> bool:
+        """Whether a link opens the page itself in a tab, as that in the file does which the browser is started with.
+
+        Who has the link has the token; and a page that opens a tab of another origin cannot look into it.
+        """
+        tab = headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest")
+        return tab == ("navigate", "document") and scope["path"] == self.prefix
 
 
 def create_app(scene: Scene, token: str, hosts: Iterable[str]) -> Guard:
@@ -172,7 +179,7 @@ def serve(scene: Scene, ready: Callable[[str], None], host: str = LOOPBACK[0], p
             date_header=False,
             ws="none",
             lifespan="off",  # there is nothing to start or stop, and a second Ctrl-C would print its traceback
-            limit_concurrency=BUSY,
+            http=prompt_protocol(),
         )
         ready(f"http://{name}:{number}/{token}/")
         uvicorn.Server(config).run(sockets=[bound])

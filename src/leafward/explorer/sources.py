@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from leafward.config import checked
 from leafward.data.arrays import ARRAYS, array_names, read_matrix
 from leafward.data.items import read_items
 from leafward.data.tables import TEXTS, read_names
@@ -27,6 +28,7 @@ from leafward.explorer.tree import tree_layout
 from leafward.files import check_size
 from leafward.geometry import Euclidean, Lorentz
 from leafward.hierarchy import Taxonomy
+from leafward.systems.taxonomy.config import Config
 
 Vectors = Literal["tangent", "space", "points"]
 #: Bytes of a file that is read into memory.
@@ -297,7 +299,8 @@ def _from_run(path: Path, options: Options) -> Source:
     if run.recipe == "helm":
         return _from_language_run(run, options)
     if not (path / "embeddings.safetensors").is_file():
-        features = run.config.get("features")
+        data = run.config.get("data")
+        features = (data if isinstance(data, dict) else run.config).get("features")  # of earlier versions: in no group
         hint = f"; its feature file can be shown: leafward explore {features}" if isinstance(features, str) else ""
         raise DataError(
             f"{path}: this {run.recipe or 'unknown'} run holds no embeddings (those of taxonomy and helm do){hint}"
@@ -310,8 +313,9 @@ def _from_run(path: Path, options: Options) -> Source:
             raise DataError(f"{path}: {len(names)} names for {len(space.points)} points of the {space.label} space")
     source = Source(_title(path), names, tuple(spaces))
     try:
-        tax = read_taxonomy(options.taxonomy or run.config["data"], options.root or run.config.get("root"))
-    except (LeafwardError, KeyError) as error:
+        data = checked(Config, run.config).data
+        tax = read_taxonomy(options.taxonomy or data.source, options.root or data.root)
+    except LeafwardError as error:
         if options.taxonomy is not None:
             raise
         note = f"shown without its taxonomy, which cannot be read: {error}; name it with --taxonomy"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from leafward.geometry.scalars import norm, polar, tame, tiny, wide
+from leafward.geometry.scalars import norm, polar, some, tame, tiny, wide
 
 
 def dist(x: Tensor, y: Tensor) -> Tensor:
@@ -19,6 +19,7 @@ def dist0(x: Tensor) -> Tensor:
 
 def centroid(x: Tensor, weights: Tensor | None = None) -> Tensor:
     """Weighted mean of (..., k, n) with non-negative weights (..., k) -> (..., n)."""
+    some(x)
     if weights is None:
         return wide(x).mean(dim=-2).to(x.dtype)
     w = wide(weights).to(wide(x).dtype).unsqueeze(-1)

@@ -23,13 +23,15 @@ from leafward.geometry.scalars import (
     Curv,
     asinh,
     asinhc,
+    bounded,
     dot,
+    hypot,
     largest,
     narrow,
     norm,
     polar,
     sinhc,
-    sqrt,
+    some,
     tame,
     tiny,
     unit,
@@ -117,12 +119,51 @@ def _half_chord(x: Polar, y: Polar, c: Curv) -> Tensor:
     r, q = x[1].clamp_min(least), y[1].clamp_min(least)
     p, s = torch.sqrt(r), torch.sqrt(q)
     lateral = root * norm(s / p * x[0] - p / s * y[0])
-    return 0.5 * sqrt(_radial_chord(root * r, root * q) ** 2 + lateral**2)
+    return 0.5 * hypot(_radial_chord(root * r, root * q), lateral)
 
 
-def dist(x: Tensor, y: Tensor, c: Curv) -> Tensor:
-    """Geodesic distance d = 2/√c · asinh(√c|x−y|_L / 2): (..., n), (..., n) -> (...)."""
-    return (2.0 / c**0.5 * asinh(_half_chord(polar(x), polar(y), c))).squeeze(-1).to(x.dtype)
+def dist(x: Tensor, y: Tensor, c: Curv, precise: bool = False) -> Tensor:
+    """Geodesic distance d = 2/√c · asinh(√c|x−y|_L / 2): (..., n), (..., n) -> (...).
+
+    In float32 the lateral square is known to (1e-7 · sinh ρ)²: beyond ρ of about 13 that shows between points that lie
+    behind one another. ``precise=True`` takes it in float64 and gives the distance of the points as they are.
+    """
+    p, q = (_exact(z) if precise else polar(z) for z in (x, y))
+    return (2.0 / c**0.5 * asinh(_half_chord(p, q, c))).squeeze(-1).to(x.dtype)
+
+
+def _exact(x: Tensor) -> Polar:
+    z = tame(x).double()
+    return z, norm(z)
+
+
+def tangent_dist(u: Tensor, v: Tensor, c: Curv) -> Tensor:
+    """d(exp₀(u), exp₀(v)) from tangent vectors at the origin, pair by pair: (..., n), (..., n) -> (...).
+
+    No point is rounded on the way, so that near pairs far from the origin keep their digits, which their points have
+    lost: sinh²(√c d/2) = sinh²(δ/2) + sinh ρ_u sinh ρ_v sin²(θ/2), where the difference g = √c(u − v), exact for near
+    vectors, gives both squares without cancelling:
+
+        δ = ρ_u − ρ_v = g·√c(u + v) / (ρ_u + ρ_v),    2 ρ_u ρ_v (û − v̂) = (ρ_u + ρ_v) g − δ √c(u + v).
+
+    Vectors of unequal length take λu − v/λ as in `dist`; the second form would lose the shorter one.
+    """
+    (p, a), (q, b) = (_scaled(z, c) for z in (u, v))
+    gap, both, total = p - q, p + q, a + b
+    radial = dot(gap, both) / total
+    mean = torch.sqrt(a) * torch.sqrt(b)
+    near = radial.abs() < 0.25 * total
+    balance = torch.sqrt(b) / torch.sqrt(a)
+    across = torch.where(near, (gap * total - both * radial) / (2.0 * mean), balance * p - q / balance)
+    lateral = 0.5 * torch.sqrt(sinhc(a)) * torch.sqrt(sinhc(b)) * norm(across)
+    return (2.0 / c**0.5 * asinh(hypot(torch.sinh(0.5 * radial), lateral))).squeeze(-1).to(u.dtype)
+
+
+def _scaled(v: Tensor, c: Curv) -> Polar:
+    """√c v and its length ρ, both saturated as in `expmap0`; the length is never zero, so that one can divide by it."""
+    z, r = polar(v)
+    rho, shrink = _saturate(c**0.5 * r, c, v.dtype)
+    return c**0.5 * shrink * z, rho.clamp_min(tiny(rho.dtype))
 
 
 def inner(x: Tensor, u: Tensor, v: Tensor, c: Curv) -> Tensor:
@@ -135,7 +176,7 @@ def inner(x: Tensor, u: Tensor, v: Tensor, c: Curv) -> Tensor:
     ray = unit(z, r)
     up, vp = dot(p, ray), dot(q, ray)
     product = dot(p - up * ray, q - vp * ray) + up * vp / (1.0 + a * a)
-    return product.squeeze(-1).to(u.dtype)
+    return bounded(product.squeeze(-1), u.dtype)
 
 
 def length(x: Tensor, u: Tensor, c: Curv) -> Tensor:
@@ -146,7 +187,7 @@ def length(x: Tensor, u: Tensor, c: Curv) -> Tensor:
 def _length(x: Polar, u: Tensor, c: Curv) -> Tensor:
     ray = unit(*x)
     along = dot(u, ray)
-    return sqrt(norm(u - along * ray) ** 2 + (along / _cosh(c**0.5 * x[1])) ** 2)
+    return hypot(norm(u - along * ray), along / _cosh(c**0.5 * x[1]))
 
 
 def expmap(x: Tensor, u: Tensor, c: Curv) -> Tensor:
@@ -209,6 +250,7 @@ def centroid(x: Tensor, weights: Tensor | None, c: Curv) -> Tensor:
     wᵢ(tᵢ − xᵢ·ô) = wᵢ[1/(c(tᵢ + |xᵢ|)) + |xᵢ − |xᵢ|ô|²/(2|xᵢ|)], all terms non-negative, so nothing is lost and the
     exact bound −⟨o,o⟩_L ≥ (Σwᵢ)²/c holds by itself.
     """
+    some(x)
     root = c**0.5
     z, r = polar(x)
     a = root * r

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from leafward.geometry import cones, euclidean, lorentz, pairs, poincare
 from leafward.geometry.curvature import Curvature, checked
 from leafward.geometry.sampling import ball_radius, directions
-from leafward.geometry.scalars import Curv, dot, sqrt, tame, wide
+from leafward.geometry.scalars import Curv, bounded, dot, tame, wide
 
 
 class Manifold(nn.Module, ABC):
@@ -53,8 +53,12 @@ class Manifold(nn.Module, ABC):
         """Inverse of `expmap` in its second argument: (..., m), (..., m) -> (..., m)."""
 
     @abstractmethod
-    def dist(self, x: Tensor, y: Tensor) -> Tensor:
-        """Geodesic distance: (..., m), (..., m) -> (...)."""
+    def norm(self, x: Tensor, u: Tensor) -> Tensor:
+        """Riemannian length of a tangent vector at x: (..., m), (..., m) -> (...)."""
+
+    @abstractmethod
+    def dist(self, x: Tensor, y: Tensor, precise: bool = False) -> Tensor:
+        """Geodesic distance, in float64 inside if `precise`: (..., m), (..., m) -> (...)."""
 
     @abstractmethod
     def dist0(self, x: Tensor) -> Tensor:
@@ -79,10 +83,6 @@ class Manifold(nn.Module, ABC):
     @abstractmethod
     def centroid(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Weighted centre of (..., k, m), weights (..., k) non-negative -> (..., m)."""
-
-    def norm(self, x: Tensor, u: Tensor) -> Tensor:
-        """Riemannian length of a tangent vector at x: (..., m), (..., m) -> (...)."""
-        return sqrt(self.inner(x, wide(u), wide(u))).to(u.dtype)
 
     def random_normal(
         self,
@@ -129,6 +129,16 @@ class SpaceForm(Manifold):
     def exterior_angles(self, lower: Tensor, upper: Tensor) -> Tensor:
         """`exterior_angle(upper, lower)` of all pairs: (..., N, m), (..., M, m) -> (..., N, M)."""
         return pairs.exterior_angles(self._space_part(lower), self._space_part(upper), self.c).to(lower.dtype)
+
+    def tangent_dist(self, u: Tensor, v: Tensor) -> Tensor:
+        """`dist(expmap0(u), expmap0(v))` without the points, which round what lies far out: (..., n) twice -> (...)."""
+        s = self.origin_scale
+        return euclidean.dist(u, v) if self.c is None else lorentz.tangent_dist(s * u, s * v, self.c)
+
+    def tangent_cdist(self, u: Tensor, v: Tensor, precise: bool = True) -> Tensor:
+        """The same for all pairs of two sets, `pairs.tangent_distances`: (..., N, n), (..., M, n) -> (..., N, M)."""
+        s = self.origin_scale
+        return pairs.tangent_distances(s * u, s * v, self.c, precise)
 
     def random_uniform(self, *shape: int, radius: float, generator: torch.Generator | None = None) -> Tensor:
         """Uniform in volume over the ball of given radius about the origin: -> (*shape[:-1], m); `shape` ends in n."""
@@ -206,8 +216,8 @@ class Lorentz(_Curved):
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         return self._tangent(x, lorentz.logmap(x[..., 1:], y[..., 1:], self.c))
 
-    def dist(self, x: Tensor, y: Tensor) -> Tensor:
-        return lorentz.dist(x[..., 1:], y[..., 1:], self.c)
+    def dist(self, x: Tensor, y: Tensor, precise: bool = False) -> Tensor:
+        return lorentz.dist(x[..., 1:], y[..., 1:], self.c, precise)
 
     def dist0(self, x: Tensor) -> Tensor:
         return lorentz.dist0(x[..., 1:], self.c)
@@ -277,8 +287,11 @@ class PoincareBall(_Curved):
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         return poincare.logmap(x, y, self.c)
 
-    def dist(self, x: Tensor, y: Tensor) -> Tensor:
-        return poincare.dist(x, y, self.c)
+    def norm(self, x: Tensor, u: Tensor) -> Tensor:
+        return poincare.length(x, u, self.c)
+
+    def dist(self, x: Tensor, y: Tensor, precise: bool = False) -> Tensor:
+        return poincare.dist(x, y, self.c, precise)
 
     def dist0(self, x: Tensor) -> Tensor:
         return poincare.dist0(x, self.c)
@@ -336,7 +349,7 @@ class Euclidean(SpaceForm):
         return x
 
     def inner(self, x: Tensor, u: Tensor, v: Tensor) -> Tensor:
-        return dot(tame(u), tame(v)).squeeze(-1).to(u.dtype)
+        return bounded(dot(tame(u), tame(v)).squeeze(-1), u.dtype)
 
     def expmap0(self, v: Tensor) -> Tensor:
         return v
@@ -350,7 +363,10 @@ class Euclidean(SpaceForm):
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         return y - x
 
-    def dist(self, x: Tensor, y: Tensor) -> Tensor:
+    def norm(self, x: Tensor, u: Tensor) -> Tensor:
+        return euclidean.dist0(u)
+
+    def dist(self, x: Tensor, y: Tensor, precise: bool = False) -> Tensor:
         return euclidean.dist(x, y)
 
     def dist0(self, x: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ def exterior_angles(lower: Tensor, upper: Tensor, c: Curv | None) -> Tensor:
         return side if c is None else torch.sinh(c**0.5 * side)
 
     above, below = sqrt(f(half) * f(half - a)), sqrt(f(half - b) * f(half - d))
-    return torch.where(b > tiny(b.dtype), 2.0 * atan2(above, below), 0.0).to(lower.dtype)
+    return torch.where(b > tiny(lower.dtype), 2.0 * atan2(above, below), 0.0).to(lower.dtype)
 
 
 def _product_type(x: Tensor, precise: bool) -> torch.dtype:
@@ -141,7 +141,8 @@ class _AsinhOfRoot(torch.autograd.Function):
 
     @staticmethod
     def forward(square: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return asinh(square.clamp_min(0.0).sqrt())
+        # torch.asinh is as accurate here, and one pass; compiled and exported it is not, hence `scalars.asinh` there.
+        return square.clamp_min(0.0).sqrt_().asinh_()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -150,7 +151,9 @@ class _AsinhOfRoot(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return grad * _slope(*ctx.saved_tensors)
+        if torch.is_grad_enabled():  # a second derivative is wanted
+            return grad * _slope(*ctx.saved_tensors)
+        return _slope_in_place(*ctx.saved_tensors).mul_(grad)
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -161,3 +164,9 @@ def _slope(square: Tensor) -> Tensor:
     apart = square > tiny(square.dtype) ** 2
     kept = torch.where(apart, square, 1.0)
     return torch.where(apart, 0.5 * torch.rsqrt(kept) * torch.rsqrt(1.0 + kept), 0.0)
+
+
+def _slope_in_place(square: Tensor) -> Tensor:
+    """`_slope` in half its passes over the pairs, which take longer than the matrix products where n is small."""
+    slope = square.rsqrt().mul_(square.add(1.0).rsqrt_()).mul_(0.5)
+    return slope.masked_fill_(square <= tiny(square.dtype) ** 2, 0.0)

@@ -11,7 +11,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from leafward.geometry.scalars import Curv, asinh, atanhc, dot, narrow, norm, polar, sqrt, tame, tanhc, tiny, wide
+from leafward.geometry.scalars import (
+    Curv,
+    asinh,
+    atanhc,
+    bounded,
+    dot,
+    narrow,
+    norm,
+    polar,
+    some,
+    sqrt,
+    tame,
+    tanhc,
+    tiny,
+    wide,
+)
 
 
 def edge(dtype: torch.dtype) -> float:
@@ -75,17 +90,28 @@ def dist0(p: Tensor, c: Curv) -> Tensor:
     return (2.0 / c**0.5 * atanhc(a) * a).squeeze(-1).to(p.dtype)
 
 
-def dist(p: Tensor, q: Tensor, c: Curv) -> Tensor:
-    """Distance 2/√c · asinh(√c|p−q| / √((1−c|p|²)(1−c|q|²))): (..., n), (..., n) -> (...)."""
+def dist(p: Tensor, q: Tensor, c: Curv, precise: bool = False) -> Tensor:
+    """Distance 2/√c · asinh(√c|p−q| / √((1−c|p|²)(1−c|q|²))): (..., n), (..., n) -> (...).
+
+    ``precise=True`` takes it in float64; what the points themselves have lost near the edge does not come back.
+    """
+    dtype = p.dtype
+    if precise:
+        p, q = (project(z, c).double() for z in (p, q))
     (x, a, s), (y, b, r) = _polar(p, c), _polar(q, c)
     half = c**0.5 * norm(s * x - r * y) * (torch.rsqrt(_room(a)) * torch.rsqrt(_room(b)))
-    return (2.0 / c**0.5 * asinh(half)).squeeze(-1).to(p.dtype)
+    return (2.0 / c**0.5 * asinh(half)).squeeze(-1).to(dtype)
 
 
 def inner(p: Tensor, u: Tensor, v: Tensor, c: Curv) -> Tensor:
     """Riemannian inner product λ_p² u·v of tangent vectors at p: three (..., n) -> (...)."""
     factor = conformal(wide(p), c)
-    return dot(tame(factor * tame(u)), tame(factor * tame(v))).squeeze(-1).to(u.dtype)
+    return bounded(dot(tame(factor * tame(u)), tame(factor * tame(v))).squeeze(-1), u.dtype)
+
+
+def length(p: Tensor, u: Tensor, c: Curv) -> Tensor:
+    """Riemannian length λ_p|u| of a tangent vector at p: (..., n), (..., n) -> (...)."""
+    return bounded(norm(tame(conformal(wide(p), c) * tame(u))).squeeze(-1), u.dtype)
 
 
 def _gyro_denominator(x: Tensor, y: Tensor, c: Curv) -> Tensor:
@@ -162,6 +188,7 @@ def centroid(p: Tensor, weights: Tensor | None, c: Curv) -> Tensor:
 
     ½ ⊗ Σ wᵢλᵢpᵢ / Σ wᵢ(λᵢ − 1), which is the image of the Lorentzian centroid under the isometry.
     """
+    some(p)
     z, a, shrink = _polar(p, c)
     factor = 2.0 / _room(a)
     share = torch.ones_like(factor) if weights is None else wide(weights).to(z.dtype).unsqueeze(-1)

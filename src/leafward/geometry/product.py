@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from leafward.geometry.manifolds import Manifold
-from leafward.geometry.scalars import Curv, sqrt, wide
+from leafward.geometry.scalars import Curv, bounded, norm, wide
 
 
 class Product(Manifold):
@@ -52,14 +52,15 @@ class Product(Manifold):
         return torch.cat(self._each(call, *tensors), dim=-1)
 
     def _hypot(self, call: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        squares = torch.stack([wide(d) ** 2 for d in self._each(call, *tensors)])
-        return sqrt(squares.sum(dim=0)).to(tensors[0].dtype)
+        lengths = torch.stack([wide(d) for d in self._each(call, *tensors)], dim=-1)
+        return norm(lengths).squeeze(-1).to(tensors[0].dtype)
 
     def project(self, x: Tensor) -> Tensor:
         return self._join(lambda m, x: m.project(x), x)
 
     def inner(self, x: Tensor, u: Tensor, v: Tensor) -> Tensor:
-        return torch.stack(self._each(lambda m, x, u, v: m.inner(x, u, v), x, u, v)).sum(dim=0)
+        parts = self._each(lambda m, x, u, v: wide(m.inner(x, u, v)), x, u, v)
+        return bounded(torch.stack(parts).sum(dim=0), u.dtype)
 
     def expmap0(self, v: Tensor) -> Tensor:
         return self._join(lambda m, v: m.expmap0(v), v)
@@ -73,8 +74,11 @@ class Product(Manifold):
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         return self._join(lambda m, x, y: m.logmap(x, y), x, y)
 
-    def dist(self, x: Tensor, y: Tensor) -> Tensor:
-        return self._hypot(lambda m, x, y: m.dist(x, y), x, y)
+    def norm(self, x: Tensor, u: Tensor) -> Tensor:
+        return self._hypot(lambda m, x, u: m.norm(x, u), x, u)
+
+    def dist(self, x: Tensor, y: Tensor, precise: bool = False) -> Tensor:
+        return self._hypot(lambda m, x, y: m.dist(x, y, precise), x, y)
 
     def dist0(self, x: Tensor) -> Tensor:
         return self._hypot(lambda m, x: m.dist0(x), x)

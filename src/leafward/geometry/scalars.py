@@ -15,11 +15,20 @@ Curv = float | Tensor
 """A curvature ``c > 0`` (sectional curvature ``-c``): a number, or a tensor that broadcasts against (..., 1)."""
 
 _HALF = (torch.float16, torch.bfloat16)
+_HIGHEST = torch.finfo(torch.float16).max
 
 
 def wide(x: Tensor) -> Tensor:
     """`x` in the type geometry is computed in: float32, or float64 where that was given."""
+    if not x.dtype.is_floating_point:
+        raise TypeError(f"coordinates must be real floating-point numbers, got a tensor of {x.dtype}")
     return x.float() if x.dtype in _HALF else x
+
+
+def some(x: Tensor) -> None:
+    """Refuse an empty set of points (..., k, n): it has no centre."""
+    if x.shape[-2] == 0:
+        raise ValueError(f"x must hold at least one point, got shape {tuple(x.shape)}")
 
 
 def largest(dtype: torch.dtype) -> float:
@@ -59,6 +68,11 @@ def polar(x: Tensor) -> tuple[Tensor, Tensor]:
 def tame(x: Tensor) -> Tensor:
     """The rows of `polar` without their lengths."""
     return polar(x)[0]
+
+
+def bounded(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers in `dtype`; in float16 those beyond its range are its largest ones instead of infinite."""
+    return value.clamp(-_HIGHEST, _HIGHEST).to(dtype) if dtype == torch.float16 else value.to(dtype)
 
 
 def narrow(z: Tensor, dtype: torch.dtype) -> Tensor:
@@ -121,9 +135,18 @@ def dot(x: Tensor, y: Tensor) -> Tensor:
     return (x * y).sum(dim=-1, keepdim=True)
 
 
+def hypot(a: Tensor, b: Tensor) -> Tensor:
+    """√(a² + b²) that squares no small number, so that second derivatives are finite too; where both are shorter than
+    `tiny` the gradient is zero."""
+    reach = torch.maximum(a.abs(), b.abs()).detach()
+    scale = reach.clamp_min(tiny(reach.dtype))
+    p, q = a / scale, b / scale
+    return reach * torch.sqrt((p * p + q * q).clamp_min(0.5))  # 1 to 2, but where both are tiny
+
+
 def sqrt(x: Tensor) -> Tensor:
-    """Square root whose gradient at zero is zero instead of infinite."""
-    positive = x > 0
+    """Square root whose gradient at zero is zero instead of infinite; less than `tiny`² counts as zero."""
+    positive = x > tiny(x.dtype) ** 2
     return torch.where(positive, torch.where(positive, x, 1.0).sqrt(), 0.0)
 
 

@@ -10,13 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from leafward.errors import LeafwardError
-
 #: a scipy.sparse.csr_array; the operators of that class carry no usable types
 Sparse = Any
-
-#: The ancestor matrix of a taxonomy of sane depth has a few dozen entries per node; beyond this it is a mistake.
-LARGEST_CLOSURE = 300_000_000
 
 
 class Rows(NamedTuple):
@@ -76,21 +71,20 @@ def layout(parents: Rows, children: Rows) -> Layout | None:
     return Layout(np.array(order, np.int64), np.array(shortest, np.int64), np.array(longest, np.int64))
 
 
-def find_cycle(parents: Rows) -> list[int]:
-    """The nodes of one cycle, each followed by a parent of its; the graph must have one."""
-    size = len(parents.start) - 1
-    alive = np.ones(size, bool)
-    while True:  # peel off what has no living parent; what stays always has one to step to
-        owner, parent = parents.expand(np.flatnonzero(alive))
-        keep = np.zeros(size, bool)
-        keep[np.flatnonzero(alive)[owner[alive[parent]]]] = True
-        if (keep == alive).all():
-            break
-        alive = keep
-    node, seen = int(np.flatnonzero(alive)[0]), {}
+def find_cycle(parents: Rows, children: Rows) -> list[int]:
+    """The nodes of one cycle, each followed by a parent of its; the graph must have one. O(N + E)."""
+    waiting = parents.counts().tolist()
+    start, items = children.start.tolist(), children.items.tolist()
+    free = [node for node, count in enumerate(waiting) if count == 0]
+    for node in free:  # grows while it is read; what is never freed has a parent that is never freed
+        for child in items[start[node] : start[node + 1]]:
+            waiting[child] -= 1
+            if waiting[child] == 0:
+                free.append(child)
+    node, seen = next(node for node, count in enumerate(waiting) if count), {}
     while node not in seen:
         seen[node] = len(seen)
-        node = next(int(parent) for parent in parents.of(node) if alive[parent])
+        node = next(int(parent) for parent in parents.of(node) if waiting[parent])
     return list(seen)[seen[node] :]
 
 
@@ -111,53 +105,3 @@ def matrix(rows: Rows) -> Sparse:
 
     size = len(rows.start) - 1
     return csr_array((np.ones(len(rows.items), np.int32), rows.items, rows.start), shape=(size, size))
-
-
-def _identity(size: int) -> Sparse:
-    everyone = np.arange(size + 1)
-    return matrix(Rows(everyone, everyone[:-1]))
-
-
-def closure(parents: Rows, longest: np.ndarray) -> Sparse:
-    """Entry (i, j) is 1 where j is an ancestor of i or i itself: (N, N), int32, by repeated squaring of I + parents.
-
-    ⌈log2 depth⌉ sparse products; each is cut back to zeros and ones, so counts of paths cannot overflow.
-    """
-    size = len(longest)
-    pairs = int(longest.sum()) + size  # exact on a tree
-    if pairs > LARGEST_CLOSURE and (parents.counts() <= 1).all():
-        raise LeafwardError(
-            f"this taxonomy of {size:,} nodes, {int(longest.max()):,} deep, has {pairs:,} pairs of a node and its "
-            f"ancestor; at most {LARGEST_CLOSURE:,} can be kept"
-        )
-    reach, steps = matrix(parents) + _identity(size), 1
-    while steps < longest.max(initial=0):
-        reach = reach @ reach
-        reach.data[:] = 1
-        steps *= 2
-    reach.sort_indices()
-    return reach
-
-
-def climbs(parents: Rows, ancestors: Sparse, longest: np.ndarray) -> Sparse:
-    """One plus the edges on the shortest way up from i to its ancestor j, at the entries of `ancestors`: (N, N).
-
-    On a tree that is a difference of depths. On a DAG the number of steps s = 0, 1, 2, … within which j has not
-    been reached is counted, one sparse product for each s.
-    """
-    distance = ancestors.copy()
-    if (parents.counts() <= 1).all():
-        node = np.repeat(np.arange(len(longest)), np.diff(ancestors.indptr))
-        distance.data = (longest[node] - longest[ancestors.indices] + 1).astype(np.int32)
-        return distance
-    within = _identity(len(longest))
-    step = matrix(parents) + within
-    missing = ancestors - within
-    while missing.nnz:
-        distance = distance + missing
-        within = within @ step
-        within.data[:] = 1
-        missing = ancestors - within
-        missing.eliminate_zeros()
-    distance.sort_indices()
-    return distance

@@ -1,4 +1,4 @@
-"""Hierarchical metrics, over sparse matrix products of ancestor sets: no loop over samples.
+"""Hierarchical metrics: of ancestor sets, but on a tree of depths alone, so that no depth is too deep.
 
 A(i) is the set of ancestors of node i with i itself; A°(i) leaves out the root, which every node shares. On a DAG
 each definition speaks of sets and shortest ways, and gives the usual value where the DAG is a tree.
@@ -17,7 +17,6 @@ import torch
 
 from leafward.errors import UsageError
 from leafward.files import finite
-from leafward.hierarchy.graph import Sparse
 from leafward.hierarchy.taxonomy import Nodes, Taxonomy
 
 
@@ -69,9 +68,10 @@ def evaluate(tax: Taxonomy, predicted: Nodes, true: Nodes) -> Report:
     if not given.any():
         raise UsageError("predicted: there is no answer in it")
     first, goal = answers[given, 0], truth[given]
-    shared = tax.common(first, goal)
-    overlap = shared.sum(axis=1) - 1  # without the root
-    sizes = tax.ancestor_counts[first] - 1, tax.ancestor_counts[goal] - 1
+    (overlap, right), (size, _), (full, reached) = (
+        _agreement(tax, *pair) for pair in ((first, goal), (first, first), (goal, goal))
+    )
+    sizes = size, full
     precision, recall = _mean_share(overlap, sizes[0]), _mean_share(overlap, sizes[1])
     heights = tax.height[tax.lca(answers[given], goal[:, None])]
     wrong = first != goal
@@ -80,7 +80,7 @@ def evaluate(tax: Taxonomy, predicted: Nodes, true: Nodes) -> Report:
         count=len(truth),
         coverage=float(given.mean()),
         accuracy=float((~wrong).mean()),
-        level_accuracy=_level_accuracy(tax, shared, goal),
+        level_accuracy={level: float(right[level] / n) for level, n in enumerate(reached.tolist()) if level and n},
         precision=precision,
         recall=recall,
         f1=2.0 * precision * recall / (precision + recall) if precision + recall else 0.0,
@@ -117,15 +117,20 @@ def _mean_share(part: np.ndarray, whole: np.ndarray) -> float:
     return float(np.where(whole > 0, part / np.maximum(whole, 1), 1.0).mean())
 
 
-def _level_accuracy(tax: Taxonomy, shared: Sparse, goal: np.ndarray) -> dict[int, float]:
-    """Indicators (N, levels) turn "has an ancestor at that depth" into a product of sparse matrices."""
-    from scipy.sparse import csr_array
-
-    deepest = int(tax.depth.max())
-    at_level = csr_array((np.ones(len(tax), np.int32), (np.arange(len(tax)), tax.depth)), shape=(len(tax), deepest + 1))
-    reached = ((tax.ancestors[goal] @ at_level) > 0).sum(axis=0)
-    right = ((shared @ at_level) > 0).sum(axis=0)
-    return {level: float(right[level] / reached[level]) for level in range(1, deepest + 1) if reached[level]}
+def _agreement(tax: Taxonomy, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """|A°(a) ∩ A°(b)| for each pair, (B), and how many pairs share an ancestor at depth 0, 1, 2, …, (levels)."""
+    levels = int(tax.depth.max()) + 1
+    if tax.is_tree:
+        deepest = tax.depth[tax.lca(a, b)]
+        return deepest, np.bincount(deepest, minlength=levels)[::-1].cumsum()[::-1]
+    overlap, reached = np.zeros(len(a), np.int64), np.zeros(levels, np.int64)
+    for part in tax.shared(a, b):
+        count = len(overlap[part.which])
+        overlap[part.which] = np.bincount(part.pair, minlength=count) - 1  # without the root
+        met = np.zeros((count, levels), bool)
+        met[part.pair, tax.depth[part.node]] = True
+        reached += met.sum(axis=0)
+    return overlap, reached
 
 
 def consistency(tax: Taxonomy, paths: Nodes) -> float:

@@ -10,7 +10,7 @@ import csv
 import importlib
 import json
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import StringIO
 from pathlib import Path
@@ -109,6 +109,12 @@ class Edges:
         text = name.strip()
         if not text:
             raise DataError(f"{self.place(line)}: a node's name is empty")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{self.place(line)}: the name {text!r} holds half a character, which is no text"
+            ) from error
         return text
 
 
@@ -200,8 +206,8 @@ class _RepeatedKey(Exception):
 def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise _RepeatedKey(next(key for key in keys if keys.count(key) > 1))
+        times = Counter(key for key, _ in pairs)
+        raise _RepeatedKey(next(key for key in times if times[key] > 1))
     return found
 
 

@@ -1,14 +1,15 @@
 """A taxonomy: named nodes under one root, each with one parent (a tree) or several (a DAG).
 
-Nodes are numbered 0 … N−1; every method takes names or numbers, one or many. What costs memory (ancestors, shortest
-ways up) is computed when first asked for and kept. Notation: A(i) is the set of ancestors of i with i itself.
+Nodes are numbered 0 … N−1; every method takes names or numbers, one or many. Questions about pairs (distances, lowest
+common ancestors, entailment) cost memory that grows with the nodes and edges, not with the depth; `ancestors`, the
+matrix, is computed when first asked for and kept. Notation: A(i) is the set of ancestors of i with i itself.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,14 +17,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from leafward.errors import DataError, UsageError, nearest
+from leafward.errors import DataError, LeafwardError, UsageError, nearest
 from leafward.files import replacing, write_text
-from leafward.hierarchy import graph, readers
+from leafward.hierarchy import ancestry, graph, readers
 from leafward.hierarchy.graph import Sparse
 from leafward.hierarchy.readers import Edges, PathLike
 
 if TYPE_CHECKING:
     from networkx import DiGraph
+
+#: The ancestor matrix of a taxonomy of sane depth has a few dozen entries per node; beyond this it is a mistake.
+LARGEST_CLOSURE = 300_000_000
+#: A DAG keeps the ancestors of all nodes for questions about pairs; where they are more, it searches those asked for.
+KEPT = 20_000_000
 
 #: one name or number, or many: a list, an array or a tensor
 Nodes = Any
@@ -56,7 +62,7 @@ class Taxonomy:
         self._number = number
         found = graph.layout(self.parents, self.children)
         if found is None:
-            raise DataError(_describe_cycle(edges, [names[i] for i in graph.find_cycle(self.parents)]))
+            raise DataError(_describe_cycle(edges, [names[i] for i in graph.find_cycle(self.parents, self.children)]))
         if root is None and len(tops) > 1:
             some = ", ".join(repr(names[i]) for i in tops[:5]) + (", …" if len(tops) > 5 else "")
             raise DataError(
@@ -207,21 +213,40 @@ class Taxonomy:
     @cached_property
     def ancestors(self) -> Sparse:
         """Row i holds ones at A(i): sparse (N, N), int32."""
-        return graph.closure(self.parents, self.longest_depth)
+        from scipy.sparse import csr_array
+
+        if self.is_tree and (pairs := int(self.ancestor_counts.sum())) > LARGEST_CLOSURE:
+            raise self._too_many(f"{pairs:,} pairs of a node and its ancestor; at most")
+        found = self._kept or ancestry.closure(self.parents, LARGEST_CLOSURE)
+        if found is None:
+            raise self._too_many("more pairs of a node and its ancestor than the")
+        return csr_array((np.ones(len(found.items), np.int32), found.items, found.start), shape=(len(self),) * 2)
+
+    def _too_many(self, pairs: str) -> LeafwardError:
+        return LeafwardError(
+            f"this taxonomy of {len(self):,} nodes, {int(self.longest_depth.max()):,} deep, has {pairs} "
+            f"{LARGEST_CLOSURE:,} that can be kept"
+        )
+
+    @cached_property
+    def _kept(self) -> ancestry.Forebears | None:
+        return None if self.is_tree else ancestry.closure(self.parents, KEPT)
+
+    @cached_property
+    def _tree(self) -> ancestry.Tree:
+        return ancestry.Tree(self.first_parent, self.depth, self.order)
 
     @cached_property
     def ancestor_counts(self) -> np.ndarray:
         """|A(i)|: (N)."""
+        if self.is_tree:
+            return self.depth + 1
         return np.diff(self.ancestors.indptr).astype(np.int64)
 
     @cached_property
     def descendants(self) -> Sparse:
         """Row i holds ones at the nodes under i and at i itself: sparse (N, N), int32."""
         return self.ancestors.T.tocsr()
-
-    @cached_property
-    def _climbs(self) -> Sparse:
-        return graph.climbs(self.parents, self.ancestors, self.longest_depth)
 
     @cached_property
     def _low_first(self) -> tuple[np.ndarray, np.ndarray]:
@@ -231,23 +256,21 @@ class Taxonomy:
 
     def under(self, node: Nodes) -> np.ndarray:
         """Numbers of a node and everything below it, ascending."""
-        row = int(self.ids(node, "node"))
-        below = self.descendants
-        return np.sort(below.indices[below.indptr[row] : below.indptr[row + 1]]).astype(np.int64)
+        return ancestry.reach(self.children, self.ids(node, "node").reshape(1))
 
     def entails(self, general: Nodes, specific: Nodes) -> np.ndarray:
         """Whether `general` is in A(`specific`), pair by pair: (P), (P) -> (P) booleans; a node entails itself."""
         above, below = np.broadcast_arrays(self.ids(general, "general"), self.ids(specific, "specific"))
-        if not above.size:  # SciPy gives back a matrix for no place at all
-            return np.zeros(above.shape, bool)
-        found = self.ancestors[below.ravel(), above.ravel()]
-        return np.asarray(found, bool).reshape(above.shape)
+        if self.is_tree:
+            return self._tree.entails(above, below)
+        found = np.zeros(above.size, bool)
+        for part in self.shared(below.ravel(), below.ravel()):
+            found[part.which.start + part.pair[part.node == above.ravel()[part.which][part.pair]]] = True
+        return found.reshape(above.shape)
 
-    def common(self, a: np.ndarray, b: np.ndarray) -> Sparse:
-        """Row p holds ones at A(a_p) ∩ A(b_p): numbers (P), (P) -> sparse (P, N)."""
-        shared = self.ancestors[a].multiply(self.ancestors[b]).tocsr()
-        shared.sort_indices()
-        return shared
+    def shared(self, a: np.ndarray, b: np.ndarray) -> Iterator[ancestry.Shared]:
+        """A(a_p) ∩ A(b_p) for numbers (P), (P), with the edges up from both, some pairs at a time."""
+        return ancestry.shared(self.parents, self._kept, a, b)
 
     def lca(self, a: Nodes, b: Nodes) -> np.ndarray:
         """Lowest common ancestor, pair by pair: (P), (P) -> numbers (P).
@@ -255,11 +278,13 @@ class Taxonomy:
         On a DAG: the common ancestor of least height, of these the deepest, of these the first.
         """
         first, second = np.broadcast_arrays(self.ids(a, "a"), self.ids(b, "b"))
-        if not first.size:
-            return np.zeros(first.shape, np.int64)
+        if self.is_tree:
+            return self._tree.lca(first.ravel(), second.ravel()).reshape(first.shape)
         order, place = self._low_first
-        shared = self.common(first.ravel(), second.ravel())
-        return order[np.minimum.reduceat(place[shared.indices], shared.indptr[:-1])].reshape(first.shape)
+        found = np.zeros(first.size, np.int64)
+        for part in self.shared(first.ravel(), second.ravel()):
+            found[part.which] = order[part.least(place[part.node])]
+        return found.reshape(first.shape)
 
     def distance(self, a: Nodes, b: Nodes) -> np.ndarray:
         """Edges on the shortest way from a up to a common ancestor and down to b: (P), (P) -> (P).
@@ -267,16 +292,12 @@ class Taxonomy:
         On a tree it is the length of the only path.
         """
         first, second = np.broadcast_arrays(self.ids(a, "a"), self.ids(b, "b"))
-        rows, columns = first.ravel(), second.ravel()
-        if not rows.size:
-            return np.zeros(first.shape, np.int64)
-        shared = self.common(rows, columns)
-        # Both products have the pattern of `shared`, in the same order, so their data can be added entry by entry.
-        up, down = self._climbs[rows].multiply(shared).tocsr(), self._climbs[columns].multiply(shared).tocsr()
-        up.sort_indices()
-        down.sort_indices()
-        ways = up.data.astype(np.int64) + down.data - 2
-        return np.minimum.reduceat(ways, shared.indptr[:-1]).reshape(first.shape)
+        if self.is_tree:
+            return self.depth[first] + self.depth[second] - 2 * self.depth[self.lca(first, second)]
+        found = np.zeros(first.size, np.int64)
+        for part in self.shared(first.ravel(), second.ravel()):
+            found[part.which] = part.least(part.ways)
+        return found.reshape(first.shape)
 
     def paths(self, nodes: Nodes = None) -> np.ndarray:
         """A shortest way from the root to each node (default: each leaf): (P) -> (P, depth + 1), padded with −1."""
@@ -309,7 +330,7 @@ class Taxonomy:
         chosen = self.ids(nodes).ravel()
         if not chosen.size:
             raise UsageError("nodes: at least one is needed")
-        return self._part(np.unique(self.ancestors[chosen].indices), self.root)
+        return self._part(ancestry.reach(self.parents, chosen), self.root)
 
     def _part(self, keep: np.ndarray, root: int) -> Taxonomy:
         inside = np.zeros(len(self), bool)
@@ -327,7 +348,8 @@ class Taxonomy:
 def _describe_cycle(edges: Edges, cycle: list[str]) -> str:
     pairs = list(zip(cycle, [*cycle[1:], cycle[0]], strict=True))
     lines = [edges.line_of(child, parent) for child, parent in pairs]
-    where = "" if None in lines else " (lines " + ", ".join(str(line) for line in lines) + ")"
+    more = ", …" if len(lines) > 8 else ""
+    where = "" if None in lines else " (lines " + ", ".join(str(line) for line in lines[:8]) + more + ")"
     shown = [*cycle, cycle[0]] if len(cycle) <= 8 else [*cycle[:8], "…", cycle[0]]
     return f"{edges.source}: cycle: " + " under ".join(repr(name) for name in shown) + where
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -19,10 +20,11 @@ from leafward.nn.lanes import (
     centroid_lanes,
     dispatch,
     key_lanes,
+    masked,
     query_lanes,
     value_lanes,
 )
-from leafward.nn.linear import Linear
+from leafward.nn.linear import Linear, weight_and_bias
 from leafward.nn.norm import RMSNorm
 from leafward.nn.rotary import Table, rotate
 from leafward.nn.space import LORENTZ, Space, positive, working_dtype
@@ -32,8 +34,25 @@ Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """A cache's way in: takes the new keys and values (B, G, T, ·), gives all of them so far (B, G, S, ·)."""
 
 
+@dataclass(frozen=True)
+class PointStore:
+    """A cache that keeps the space parts of keys and values, all of one width (B,G,T,width), positions applied; their
+    times follow from them."""
+
+    update: Store
+    width: int
+
+
 class _Scored(nn.Module):
-    """What both kinds share: a learned positive factor on the scores, and the way out of the heads."""
+    """What both kinds share: a learned positive factor on the scores, and the output projection of the heads.
+
+    `layer_idx`, `is_causal` and `num_key_value_groups` are what attention functions of transformers ask for.
+    """
+
+    layer_idx: int | None = None
+    """Which layer of a model it is, for caches and attention functions that tell layers apart."""
+    is_causal = True
+    num_key_value_groups = 1
 
     def __init__(self, width: int, heads: int, head_width: int, score_scale: float, sharpness: float, space: Space):
         super().__init__()
@@ -56,8 +75,15 @@ class _Scored(nn.Module):
     def leave(self, q: Tensor, k: Tensor, v: Tensor, rule: Visible) -> Tensor:
         """Lanes q, k, v (B, H or G, T or S, ·) -> (B, T, width)."""
         needed = -(-(self.head_width + 2) // 8) * 8  # values may come wider, to meet the queries
-        total = dispatch(q, k, v, rule)[..., :needed]
+        total = dispatch(q, k, v, rule, self)[..., :needed]
         return self.out.of_lanes(centroid_lanes(total, self.head_width, self.space).transpose(1, 2))
+
+    def by_points(self, q: Tensor, k: Tensor, v: Tensor, rule: Visible, store: PointStore) -> Tensor:
+        """Space parts of queries (B,H,T,·), keys and values (B,G,T,·), and those that the store has -> (B,T,width)."""
+        widths = k.shape[-1], v.shape[-1]
+        k, v = store.update(*(F.pad(x, (0, store.width - x.shape[-1])) for x in (k, v)))
+        k, v, space = k[..., : widths[0]], v[..., : widths[1]], self.space
+        return self.leave(query_lanes(q, self.scale, space), key_lanes(k, space), value_lanes(v, space), rule)
 
 
 class Attention(_Scored):
@@ -86,7 +112,7 @@ class Attention(_Scored):
         if heads % kv_heads:
             raise UsageError(f"heads={heads} is not a multiple of kv_heads={kv_heads}")
         super().__init__(width, heads, head_width, score_scale or head_width**-0.5, sharpness, space)
-        self.kv_heads = kv_heads
+        self.kv_heads, self.num_key_value_groups = kv_heads, heads // kv_heads
         self.qkv = Linear(width, (heads + 2 * kv_heads) * head_width, space=space)
 
     def forward(
@@ -94,10 +120,12 @@ class Attention(_Scored):
         s: Tensor,
         table: Table | None = None,
         rule: Visible = CAUSAL,
-        store: Store | None = None,
+        store: Store | PointStore | None = None,
         t: Tensor | None = None,
     ) -> Tensor:
         """s (B,T,width), t (B,T,1): its time, where the caller has it. The store keeps lanes, ready for the product."""
+        if isinstance(store, PointStore):
+            return self.by_points(*self.project(s, t, table), rule, store)
         q, k, v = self.lanes(s, t, table)
         if store is not None:
             k, v = store(k, v)
@@ -107,7 +135,8 @@ class Attention(_Scored):
         """Lanes of queries (B,H,T,·), keys and values (B,G,T,·)."""
         qkv, space = self.qkv, self.space
         served = kernels.serve(s) and kernels.head_lanes_fits(working_dtype(s))
-        if served and table is not None and qkv.time_weight is not None and qkv.bias is not None:
+        known = qkv.plain and qkv.time_weight is not None and qkv.bias is not None
+        if served and table is not None and known:
             t = space.time(s) if t is None else t
             parts = F.linear(s, qkv.weight), qkv.bias, t, qkv.time_weight
             return kernels.head_lanes(*parts, table, self.scale, self.heads, self.kv_heads, space.c)
@@ -168,16 +197,18 @@ class LatentAttention(_Scored):
         s: Tensor,
         table: Table,
         rule: Visible = CAUSAL,
-        store: Store | None = None,
+        store: Store | PointStore | None = None,
         t: Tensor | None = None,
     ) -> Tensor:
         """s (B,T,width), t (B,T,1): its time, where the caller has it. The store keeps `remembered`."""
         if self.space.curved and t is None:
             t = self.space.time(s)
+        points = store if isinstance(store, PointStore) else None
+        store = None if isinstance(store, PointStore) else store
         if store is not None and self.fits_decoding(s, table, rule):
             return self.decoded(s, t, table, rule, store)
         latent, latent_t, k_rope = self.compressed(s, t, table)
-        if store is None and self.fits_lanes(s):
+        if store is None and points is None and self.fits_lanes(s):
             return self.leave(*self.kernel_lanes(s, t, latent, latent_t, k_rope, table), rule)
         q, heads = self.queries(s, t, table), self.expand(latent, latent_t).unflatten(-1, (self.heads, -1))
         if store is not None:
@@ -186,19 +217,22 @@ class LatentAttention(_Scored):
                 return self.recalled(q, *memory, rule)
         k_nope, v = heads.transpose(1, 2).split([self.nope_width, self.value_width], dim=-1)
         k, space = torch.cat([k_nope, k_rope.expand(-1, self.heads, -1, -1)], dim=-1), self.space
+        if points is not None:
+            return self.by_points(q, k, v, rule, points)
         return self.leave(query_lanes(q, self.scale, space), key_lanes(k, space), value_lanes(v, space), rule)
 
     def fits_lanes(self, s: Tensor) -> bool:
         """Whether the kernel of `kernel_lanes` takes this."""
         fits = kernels.latent_lanes_fits(self.nope_width, working_dtype(s))
-        return self.space.curved and fits and kernels.serve(s)
+        return self.space.curved and fits and kernels.serve(s) and self._last_query().plain and self.expand.plain
 
     def fits_decoding(self, s: Tensor, table: Table, rule: Visible) -> bool:
         """Whether the kernels of `decoded` take this: one token per sequence, without gradients."""
-        if s.shape[1] > 1 or not rule.causal or not kernels.serve_inference(s):
+        if s.shape[1] > 1 or not rule.causal or rule.given is not None or not kernels.serve_inference(s):
             return False
         narrow = 2 * table[0].shape[-1] <= self.rope_width
-        return narrow and kernels.decoding_fits(self.latent, self.rope_width, working_dtype(s), s.device)
+        plain = all(linear.plain for linear in (self._last_query(), self.compress, self.expand, self.out))
+        return narrow and plain and kernels.decoding_fits(self.latent, self.rope_width, working_dtype(s), s.device)
 
     def decoded(self, s: Tensor, t: Tensor | None, table: Table, rule: Visible, store: Store) -> Tensor:
         """One token per sequence (B,1,width) with the cache, by kernels: what `remembered` and `recalled` do."""
@@ -227,6 +261,12 @@ class LatentAttention(_Scored):
         assert isinstance(norm, RMSNorm)
         assert isinstance(expand, Linear)
         return expand, *norm.lifted(compress(s, t), self.space)
+
+    def _last_query(self) -> Linear:
+        """The linear map that gives the queries."""
+        linear = self.query if isinstance(self.query, Linear) else self.query[-1]
+        assert isinstance(linear, Linear)
+        return linear
 
     def queries(self, s: Tensor, t: Tensor | None, table: Table) -> Tensor:
         """(B,T,width) -> (B,H,T,nope+rope)."""
@@ -270,13 +310,18 @@ class LatentAttention(_Scored):
         Queries come by blocks, so that no T × S scores are held.
         """
         at = rule.places(q.shape[2], points.shape[2], q.device)
+        keys = torch.arange(points.shape[2], device=q.device)
         step = max(1, BLOCK // self.heads)
-        blocks = zip(q.split(step, dim=2), at.split(step), strict=True)
-        return torch.cat([self._recall(block, points[:, 0], times[:, 0], rule, here) for block, here in blocks], dim=1)
+        blocks = []
+        for first in range(0, q.shape[2], step):
+            part = slice(first, first + step)
+            seen = rule.mask(len(q), at[part], keys) if rule.given is None else rule.given[:, :, part]
+            blocks.append(self._recall(q[:, :, part], points[:, 0], times[:, 0], seen))
+        return torch.cat(blocks, dim=1)
 
-    def _recall(self, q: Tensor, points: Tensor, times: Tensor, rule: Visible, at: Tensor) -> Tensor:
-        """One block of `recalled`: points and times (B,S,·), places of the queries (T,)."""
-        weight, column, bias = self._expansion()
+    def _recall(self, q: Tensor, points: Tensor, times: Tensor, seen: Tensor) -> Tensor:
+        """One block of `recalled`: points and times (B,S,·), the mask of the queries (B,·,T,S)."""
+        weight, column, bias = self._expansion(q)
         times = wide(times).mT.unsqueeze(2)  # (B, 1 + 2H, 1, S): of latent points, of keys, of values
         nope, rope = q.split([self.nope_width, self.rope_width], dim=-1)
         scale = self.scale.to(wide(q).dtype)
@@ -287,8 +332,7 @@ class LatentAttention(_Scored):
             # A sum over all of q, as that of its time is: one kernel gives both.
             along = (wide(q) * F.pad(column[:, : self.nope_width].mT, (0, self.rope_width))).sum(dim=-1, keepdim=True)
             scores = scores + scale * (along * times[:, :1] - self.space.time(q) * times[:, 1 : 1 + self.heads])
-        seen = rule.mask(len(q), at, torch.arange(points.shape[1], device=q.device))
-        share = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1).to(q.dtype)
+        share = masked(scores, seen).softmax(dim=-1).to(q.dtype)
         total = (share.flatten(1, 2) @ points[..., : self.latent]).unflatten(1, q.shape[1:3])
         value = torch.einsum("bhtr,hdr->bhtd", total, weight[:, self.nope_width :]) + bias
         if column is None:
@@ -299,13 +343,16 @@ class LatentAttention(_Scored):
         s, t = centroid_of_sum(value, (share * times[:, 1 + self.heads :]).sum(dim=-1, keepdim=True), self.space.c)
         return self.out(s.to(q.dtype).transpose(1, 2).flatten(2), t.transpose(1, 2).flatten(2))
 
-    def _expansion(self) -> tuple[Tensor, Tensor | None, Tensor]:
+    def _expansion(self, like: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """`expand` by heads: weight (H, nope+value, latent), its time column, the values' bias (H, 1, value)."""
         expand = self.expand
-        assert expand.bias is not None
+        weight, bias = expand.weight, expand.bias
+        if not expand.plain:
+            weight, bias = weight_and_bias(expand.linear, self.latent, like)
+        assert bias is not None
         column = None if expand.time_weight is None else expand.time_weight.unflatten(0, (self.heads, -1))
-        bias = expand.bias.unflatten(0, (self.heads, 1, -1))[..., self.nope_width :]
-        return expand.weight.unflatten(0, (self.heads, -1)), column, bias
+        bias = bias.unflatten(0, (self.heads, 1, -1))[..., self.nope_width :]
+        return weight.unflatten(0, (self.heads, -1)), column, bias
 
 
 def _mapped(linear: Linear, s: Tensor, t: Tensor | None) -> kernels.Mapped:

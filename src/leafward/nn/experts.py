@@ -241,6 +241,8 @@ class MiCE(nn.Module):
 
     def forward(self, s: Tensor, t: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """s (B,T,n), t (B,T,1): its time, where the caller has it."""
+        if 0 in s.shape:  # no tokens: nothing to choose, nothing out of balance
+            return s.clone(), wide(s).new_zeros(s.shape[0])
         chosen, weights, balance = self.gate(s)
         if self.space.curved:
             t = (self.space.time(s) if t is None else t).flatten(0, 1)
@@ -260,7 +262,7 @@ class MiCE(nn.Module):
         everywhere = points[:0] if shared is None or self.shared is None else self.shared(*shared)
         if self.space.curved and kernels.serve(points):
             return kernels.expert_combine(points, everywhere, slot, share, self.space.c)
-        everywhere = everywhere.view(-1, len(share), points.shape[-1]).transpose(0, 1)
+        everywhere = everywhere.view(-1, share.shape[0], points.shape[-1]).transpose(0, 1)
         points = collect(points, order, slot)
         if not self.space.curved:
             return (share.unsqueeze(-1) * points).sum(dim=1) + everywhere.sum(dim=1)
@@ -284,7 +286,7 @@ class MiCE(nn.Module):
         """chosen (N,k) -> what sorts its M elements by expert (M,), where each ends up (N,k), and the sorted rows."""
         flat = chosen.flatten()
         order = flat.argsort(stable=True)
-        places = torch.arange(len(order), device=order.device)
+        places = torch.arange(order.shape[0], device=order.device)
         slot = torch.empty_like(order).scatter(0, order, places).view_as(chosen)
         expert = flat[order]
         every = torch.arange(self.gate.experts, device=order.device)
@@ -294,7 +296,7 @@ class MiCE(nn.Module):
 
 def _copied(bank: ExpertBank, s: Tensor, t: Tensor | None) -> Given:
     """s (N,n), t (N,1) for each of S experts: rows (S·N,n), expert by expert."""
-    count, tokens = bank.up.weight.shape[0], len(s)
+    count, tokens = bank.up.weight.shape[0], s.shape[0]
     each = torch.arange(count, device=s.device)
     rows = Sorted(
         each.repeat_interleave(tokens),

@@ -24,7 +24,7 @@ class FeedForward(nn.Module):
     def forward(self, s: Tensor, t: Tensor | None = None) -> Tensor:
         """s (..., width), t (..., 1): its time, where the caller has it."""
         up = self.up
-        if kernels.serve_rows(s) and up.time_weight is not None and up.bias is not None:
+        if kernels.serve_rows(s) and up.plain and up.time_weight is not None and up.bias is not None:
             t = up.space.time(s) if t is None else t
             return self.down(*kernels.swiglu_lift(F.linear(s, up.weight), up.bias, t, up.time_weight, up.space.c))
         gate, value = up(s, t).chunk(2, dim=-1)

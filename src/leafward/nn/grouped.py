@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -54,11 +58,65 @@ def grouped_matmul(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """Row i of x (M, K) times weight[e] of (E, K, N), where e is the group of i: -> (M, N).
 
     Rows are sorted by group; `ends` (E,) int32 is where each group stops, empty groups included. No loop over
-    groups and no wait for the device: PyTorch's grouped GEMM where it runs, else a batched product.
+    groups and no wait for the device: PyTorch's grouped GEMM where it runs, else a batched product. On the CPU, which
+    waits for nothing, the groups are multiplied one by one, each row once.
     """
     if x.dtype == torch.bfloat16 and x.is_cuda and x.shape[-1] % 8 == 0 and weight.shape[-1] % 8 == 0 and _has_kernel():
         return F.grouped_mm(x, weight, offs=ends)
+    if x.device.type == "cpu":
+        return torch.ops.leafward.grouped_product(x, weight, ends)
     return segment_bmm(x, weight, ends)
+
+
+@torch.library.custom_op("leafward::grouped_product", mutates_args=(), device_types="cpu")
+def _grouped_product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """`grouped_matmul` group by group. As an operator of its own it is one node of a compiled graph, whatever the
+    sizes; on the CPU nothing waits for them."""
+    out = x.new_empty(x.shape[0], weight.shape[2])
+    for matrix, (first, last) in zip(weight, _spans(ends), strict=True):
+        torch.mm(x[first:last], matrix, out=out[first:last])
+    return out
+
+
+@torch.library.custom_op("leafward::grouped_outer", mutates_args=(), device_types="cpu")
+def _grouped_outer(x: Tensor, y: Tensor, ends: Tensor) -> Tensor:
+    """Σ x_i ⊗ y_i over the rows i of each group: (M, K), (M, N), (E,) -> (E, K, N)."""
+    out = x.new_empty(ends.shape[0], x.shape[1], y.shape[1])
+    for total, (first, last) in zip(out, _spans(ends), strict=True):
+        torch.mm(x[first:last].mT, y[first:last], out=total)
+    return out
+
+
+def _spans(ends: Tensor) -> Iterator[tuple[int, int]]:
+    return pairwise([0, *ends.tolist()])
+
+
+@_grouped_product.register_fake
+def _(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[2])
+
+
+@_grouped_outer.register_fake
+def _(x: Tensor, y: Tensor, ends: Tensor) -> Tensor:
+    return x.new_empty(ends.shape[0], x.shape[1], y.shape[1])
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _product_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    x, weight, ends = ctx.saved_tensors
+    return _grouped_product(grad, weight.mT, ends), _grouped_outer(x, grad, ends), None
+
+
+def _outer_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    x, y, ends = ctx.saved_tensors
+    return _grouped_product(y, grad.mT, ends), _grouped_product(x, grad, ends), None
+
+
+_grouped_product.register_autograd(_product_gradients, setup_context=_keep)
+_grouped_outer.register_autograd(_outer_gradients, setup_context=_keep)
 
 
 def affine(p: Tensor, t: Tensor | None, w: Tensor | None, b: Tensor, expert: Tensor, ends: Tensor) -> Tensor:
@@ -96,9 +154,9 @@ def segment_sums(factors: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
     if rows.dtype == torch.bfloat16 and rows.is_cuda and fits and _has_kernel():
         return torch.ops.leafward.segment_sums(factors, rows, ends)
     group = torch.searchsorted(ends.long(), torch.arange(rows.shape[0], device=rows.device), right=True)
-    own = group[:, None] == torch.arange(len(ends), device=rows.device)
+    own = group[:, None] == torch.arange(ends.shape[0], device=rows.device)
     spread = (own[:, :, None] * factors[:, None, :]).flatten(1)
-    return wide(spread.mT @ rows).unflatten(0, (len(ends), -1))
+    return wide(spread.mT @ rows).unflatten(0, (ends.shape[0], -1))
 
 
 @torch.library.custom_op("leafward::segment_sums", mutates_args=())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from leafward.errors import UsageError, nearest
 from leafward.geometry.scalars import wide
 from leafward.nn.lanes import pad_lanes, score_lanes
+from leafward.nn.linear import renamed, undrawn, untouched, weight_and_bias
 from leafward.nn.space import LORENTZ, Space, positive, working_dtype
 
 KINDS = ("linear", "distance")
@@ -27,7 +29,13 @@ class Head(nn.Module):
     "linear" is the authors' head, a plain map of the full point [t; s] without bias. "distance" gives each class a
     point p and scores minus the squared Lorentzian distance times a learned scale, up to the constant 2·scale/c that
     the softmax forgets: 2·scale·⟨x,p⟩_L. In the Euclidean twin both are the dot product.
+
+    The space part is a plain `nn.Linear`, `linear`, as in `leafward.nn.Linear`. Tools that multiply hidden states by
+    the weight of a head themselves find in `weight` and `augmented` the two factors of the logits.
     """
+
+    bias = None
+    """As tools ask for it."""
 
     def __init__(self, width: int, classes: int, kind: str = "linear", space: Space = LORENTZ) -> None:
         super().__init__()
@@ -36,26 +44,29 @@ class Head(nn.Module):
             raise UsageError(f"kind is {kind!r}; {nearest(kind, KINDS)}")
         self.kind, self.space = kind, space
         linear, curved = kind == "linear", space.curved
-        self.weight = nn.Parameter(torch.empty(classes, width))
+        self.linear = undrawn(width, classes, bias=False)
         self.time_weight = nn.Parameter(torch.empty(classes, 1)) if linear and curved else None
         self.log_scale = None if linear else nn.Parameter(torch.empty(1))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         # Logits of a normalised stream start at a quarter: the first loss is ln(classes), not more.
-        nn.init.normal_(self.weight, std=0.25 * self.weight.shape[1] ** -0.5)
+        nn.init.normal_(self.linear.weight, std=0.25 * self.linear.in_features**-0.5)
         if self.time_weight is not None:
             nn.init.zeros_(self.time_weight)
         if self.log_scale is not None:
             nn.init.constant_(self.log_scale, math.log(0.5))
 
     def forward(self, s: Tensor) -> Tensor:
-        if self.time_weight is None:
+        if self.log_scale is not None:
             return wide(F.linear(*self.lanes(s)))
-        # Without lanes for the time: they would be a copy of the whole matrix for every token that is decoded.
+        # Without a coordinate for the time: it would be a copy of the whole matrix for every token that is decoded.
         dtype = working_dtype(s)
         x = s.to(dtype)
-        logits = wide(F.linear(x, self.weight.to(dtype)))
+        plain = untouched(self.linear)
+        logits = wide(F.linear(x, self.linear.weight.to(dtype)) if plain else self.linear(x))
+        if self.time_weight is None:
+            return logits
         return logits.addcmul_(self.space.time(x).to(logits.dtype), self.time_weight.squeeze(-1).to(logits.dtype))
 
     def loss(self, s: Tensor, targets: Tensor, ignore_index: int = IGNORED) -> Tensor:
@@ -66,13 +77,32 @@ class Head(nn.Module):
     def lanes(self, s: Tensor) -> tuple[Tensor, Tensor]:
         """Features (..., K) and matrix (classes, K) whose product is the logits."""
         dtype = working_dtype(s)
-        x, weight = s.to(dtype), self.weight.to(dtype)
+        x, weight = s.to(dtype), self.points(s).to(dtype)
         if self.log_scale is not None:
             scale = 2.0 * torch.exp(wide(self.log_scale))
             return score_lanes(x, weight, scale, self.space) if self.space.curved else (x * scale.to(dtype), weight)
         if self.time_weight is None:
             return x, weight
         return pad_lanes([x, self.space.time(x).to(dtype)]), pad_lanes([weight, self.time_weight.to(dtype)])
+
+    def points(self, like: Tensor) -> Tensor:
+        """The matrix (classes, width) of the space part, also where a tool has wrapped it."""
+        linear = self.linear
+        return linear.weight if untouched(linear) else weight_and_bias(linear, linear.in_features, like)[0]
+
+    @property
+    def weight(self) -> Tensor:
+        """The matrix (classes, K) of `lanes`, which does not depend on the features."""
+        own = self.linear.weight
+        return self.lanes(torch.zeros(1, self.linear.in_features, dtype=own.dtype, device=own.device))[1]
+
+    def augmented(self, s: Tensor) -> Tensor:
+        """The features (..., K) of `lanes`: logits are these times `weight`ᵀ."""
+        return self.lanes(s)[0]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        renamed(state_dict, f"{prefix}weight", f"{prefix}linear.weight")
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 def chunked_cross_entropy(features: Tensor, matrix: Tensor, targets: Tensor, ignore_index: int = IGNORED) -> Tensor:

@@ -31,12 +31,17 @@ FLEX_BLOCK = 128
 """Queries, and keys, of a block that the fused kernel either skips or looks into."""
 
 
+Backend = Callable[[torch.nn.Module, Tensor, Tensor, Tensor], Tensor]
+"""The module that attends, augmented queries (B,H,T,w), keys and values (B,G,S,w) -> softmax(q kᵀ) v, (B,H,T,w)."""
+
+
 @dataclass(frozen=True)
 class Visible:
     """Which keys a query sees. Build it once per batch with `visible`; all layers share it.
 
     Queries are the last of the keys, unless `positions` (T,) says where they stand: in a cache of fixed size the
-    last keys are empty.
+    last keys are empty. Where somebody else has made a mask, `given` (B or 1, H or 1, T, S), it alone says what is
+    seen: True, or what is added to the scores. A `backend` is another library's attention function, with its own rules.
     """
 
     causal: bool = True
@@ -44,11 +49,13 @@ class Visible:
     documents: Tensor | None = None
     blocks: BlockMask | None = None
     positions: Tensor | None = None
+    given: Tensor | None = None
+    backend: Backend | None = None
 
     @property
     def plain(self) -> bool:
         """Nothing but (perhaps) causality."""
-        return self.window is None and self.documents is None and self.positions is None
+        return self.window is None and self.documents is None and self.positions is None and self.given is None
 
     def __call__(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """The rule, on broadcasting indices: True where position `query` sees position `key`."""
@@ -266,21 +273,29 @@ def pad_lanes(lanes: list[Tensor], least: int = 0) -> Tensor:
     return torch.cat([*lanes, lanes[0].new_zeros(*lanes[0].shape[:-1], target - width)], dim=-1)
 
 
-def dispatch(q: Tensor, k: Tensor, v: Tensor, rule: Visible) -> Tensor:
+def dispatch(q: Tensor, k: Tensor, v: Tensor, rule: Visible, module: torch.nn.Module | None = None) -> Tensor:
     """softmax(q kᵀ) v over what `rule` lets through: (B,H,T,w), (B,G,S,w), (B,G,S,e) -> (B,H,T,e).
 
-    The widths of q and v are brought together with zero lanes, since the fused kernels want one width.
+    The widths of q and v are brought together with zero lanes, since the fused kernels want one width. `module` is who
+    asks, for a `backend`.
     """
     width = v.shape[-1]
     if q.shape[-1] != width:
         most = max(q.shape[-1], width)
         q, k, v = (F.pad(x, (0, most - x.shape[-1])) for x in (q, k, v))
     queries, keys = q.shape[2], k.shape[2]
-    if rule.blocks is not None and queries == keys:
+    alike = bool(queries == keys)  # of sizes that an export leaves open, the comparison is no bool yet
+    if rule.backend is not None:
+        assert module is not None
+        out = rule.backend(module, q, k, v)
+    elif rule.given is not None:
+        mask = rule.given
+        out = _sdpa(q, k, v, mask.to(q.dtype) if mask.is_floating_point() else mask)
+    elif rule.blocks is not None and alike:
         out = _compiled_flex()(q, k, v, block_mask=rule.blocks, scale=1.0, enable_gqa=q.shape[1] != k.shape[1])
         assert isinstance(out, Tensor)
-    elif rule.plain and (queries == keys or not rule.causal or queries == 1):
-        out = _sdpa(q, k, v, causal=rule.causal and queries == keys)
+    elif rule.plain and (alike or not rule.causal or queries == 1):
+        out = _sdpa(q, k, v, causal=rule.causal and alike)
     else:
         out = _by_blocks(q, k, v, rule)
     return out[..., :width]
@@ -303,8 +318,15 @@ def _one_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """
     scores = wide(q.reshape(*k.shape[:2], -1, q.shape[-1]) @ k.mT)
     if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
+        if mask.shape[1] > 1:  # one for each head
+            mask = mask.reshape(len(mask), *scores.shape[1:3], -1)
+        scores = masked(scores, mask)
     return (scores.softmax(dim=-1).to(v.dtype) @ v).reshape(*q.shape[:3], -1)
+
+
+def masked(scores: Tensor, mask: Tensor) -> Tensor:
+    """Scores where a mask is True, -inf elsewhere; a mask of numbers is added."""
+    return scores + mask if mask.is_floating_point() else scores.masked_fill(~mask, -torch.inf)
 
 
 def _by_blocks(q: Tensor, k: Tensor, v: Tensor, rule: Visible) -> Tensor:

@@ -165,7 +165,7 @@ def course(series: Mapping[str, Sequence[Points]], *, by_range: bool = False, **
             last = points is several[-1]
             x, mean, low, high = thinned(points)
             band = (low, high) if len(points) > MOST_POINTS else (None, None)
-            look = (
+            look: dict[str, Any] = (
                 {"label": literal(model), "marker": "." if len(points) <= 60 else None} if last else {"linewidth": 0.8}
             )
             line_with_band(axes, x, mean, *band, **line, **look)

@@ -1,5 +1,6 @@
 """The authors' whole models as numbers, in float64; they lie beside the checkout, being too large for it."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))  # the small models are a module of this folder
 
 ORACLE = Path(__file__).resolve().parents[4] / "shared" / "oracles" / "helm.safetensors"
 

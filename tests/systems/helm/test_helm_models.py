@@ -71,7 +71,7 @@ def test_every_combination_trains(active, shared, query_latent, tied, geometry):
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None or not parameter.requires_grad, name
         assert parameter.grad is None or parameter.grad.isfinite().all(), name
-    assert (model.head.weight is model.model.embed.weight) == tied
+    assert (model.lm_head.linear.weight is model.model.embed.weight) == tied
 
 
 @tiny
@@ -217,7 +217,7 @@ def test_saved_and_loaded(preset, tied, tmp_path):
     assert settings[0] == settings[1]
     x = tokens(2, 10)
     assert torch.equal(loaded.eval()(x).logits, model(x).logits)
-    assert (loaded.head.weight is loaded.model.embed.weight) == tied
+    assert (loaded.lm_head.linear.weight is loaded.model.embed.weight) == tied
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -229,7 +229,7 @@ def test_the_vocabulary_can_change(head, tied, tmp_path):
     model.resize_token_embeddings(520, pad_to_multiple_of=64)
     assert model.config.vocab_size == 576
     torch.testing.assert_close(model(x).logits[..., :512], before)
-    assert (model.head.weight is model.model.embed.weight) == tied
+    assert (model.lm_head.linear.weight is model.model.embed.weight) == tied
     x[0, 0] = 575
     model(x, labels=x).loss.backward()
     assert model.model.embed.weight.grad[575].abs().max() > 0

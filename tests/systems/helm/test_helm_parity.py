@@ -58,8 +58,8 @@ def models(model_oracle):
         block.ffn_residual.log_weight.data = of[f"state/resblocks.{i}.res2.w_y"].log().reshape(1)
     model.model.norm.weight.data = of["state/ln_final.weight"]
     model.model.embed.weight.data = of["state/token_embed.embedding"][:, 1:].clone()
-    model.head.weight.data = of["state/mapping.weight"][:, 1:].clone()
-    model.head.time_weight.data = of["state/mapping.weight"][:, :1].clone()
+    model.lm_head.linear.weight.data = of["state/mapping.weight"][:, 1:].clone()
+    model.lm_head.time_weight.data = of["state/mapping.weight"][:, :1].clone()
     return model.eval(), of
 
 
@@ -76,7 +76,7 @@ def test_gradients(models):
     model, of = models
     tokens = of["inputs/0"]
     targets = tokens.roll(-1, dims=1)  # as the reference was run: the last token's target is the first token
-    loss = model.head.loss(model.model(tokens).last_hidden_state, targets)
+    loss = model.lm_head.loss(model.model(tokens).last_hidden_state, targets)
     loss.backward()
     assert abs(loss.item() / of["outputs/1"].item() - 1.0) < TOLERANCE
 
@@ -93,7 +93,7 @@ def test_gradients(models):
             weight = of[f"state/resblocks.{i}.{name}.w_y"]  # our parameter is its logarithm
             pairs[i, name] = residual.log_weight.grad, weight * of[f"grads/resblocks.{i}.{name}.w_y"].reshape(1)
     pairs["norm", "final"] = model.model.norm.weight.grad, of["grads/ln_final.weight"]
-    head = torch.cat([model.head.time_weight.grad, model.head.weight.grad], dim=-1)
+    head = torch.cat([model.lm_head.time_weight.grad, model.lm_head.linear.weight.grad], dim=-1)
     pairs["head", "weight"] = head, of["grads/mapping.weight"]
     # Their parameter is a full point; ours its space part, through which the time is t(s) with slope s/t.
     point, slope = of["state/token_embed.embedding"], of["grads/token_embed.embedding"]

@@ -1,13 +1,19 @@
 """HELM in transformers' own Trainer: evaluation during and after a training, with and without metrics of logits."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from transformers import EvalPrediction, Trainer, TrainingArguments
 
+from leafward.engine.optim import parameter_groups
+from leafward.nn import Gate
 from leafward.systems.helm import HelmConfig, HelmForCausalLM
 
 PRESETS = ("helm-d-tiny", "helm-mice-tiny")
@@ -30,11 +36,11 @@ def trainer_of(model: HelmForCausalLM, folder: Path, **given: Any) -> Trainer:
     arguments = TrainingArguments(
         output_dir=str(folder),
         use_cpu=True,
-        max_steps=2,
+        max_steps=given.pop("max_steps", 2),
         per_device_train_batch_size=4,
         per_device_eval_batch_size=3,  # two full batches of the six rows
         report_to=[],
-        save_strategy="no",
+        save_strategy=given.pop("save_strategy", "no"),
         disable_tqdm=True,
         **given,
     )
@@ -90,3 +96,82 @@ def test_a_training_evaluates_every_step(preset: str, tmp_path: Path) -> None:
     after = loss_by_hand(model)[0]
     assert losses[-1] == pytest.approx(after, rel=1e-5)
     assert after != pytest.approx(before, rel=1e-3), "the model has learned something"
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_trainer_decays_what_our_loop_decays(preset: str, tmp_path: Path) -> None:
+    latent = {"query_latent": 8, "learn_curvatures": True} if "mice" in preset else {}
+    model = HelmForCausalLM(HelmConfig.preset(preset, head="distance", **latent))
+    optimiser = trainer_of(model, tmp_path, weight_decay=0.1).create_optimizer()
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+
+    def decayed(groups: Any) -> set[str]:
+        return {names[id(each)] for group in groups if group["weight_decay"] > 0 for each in group["params"]}
+
+    assert decayed(optimiser.param_groups) == decayed(parameter_groups(model, 0.1))
+    assert sum(len(group["params"]) for group in optimiser.param_groups) == sum(
+        parameter.requires_grad for parameter in model.parameters()
+    )
+
+
+def test_gates_are_rebalanced_without_being_asked(tmp_path: Path) -> None:
+    """As our own loop does it, once per update, by the loads of all its parts; a frozen gate stays as it is."""
+    model = model_of("helm-mice-tiny")
+    trainer_of(model, tmp_path, max_steps=3, gradient_accumulation_steps=2).train()
+    for gate in (module for module in model.modules() if isinstance(module, Gate)):
+        steps = gate.bias / model.balance_rate
+        assert torch.allclose(steps, steps.round(), atol=1e-3)
+        assert 1 <= steps.abs().max() <= 3.01
+        assert not gate.load.any()
+    by_hand = model_of("helm-mice-tiny")
+    by_hand.balance_rate = None
+    frozen = model_of("helm-mice-tiny")
+    for gate in (module for module in frozen.modules() if isinstance(module, Gate)):
+        gate.weight.requires_grad_(False)
+    for other in (by_hand, frozen):
+        trainer_of(other, tmp_path, max_steps=1).train()
+        assert not any(module.bias.any() for module in other.modules() if isinstance(module, Gate))
+
+
+LOADED = """
+import sys
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+import torch
+folder, again = sys.argv[1:]
+assert "leafward" not in sys.modules
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+assert type(AutoConfig.from_pretrained(folder, trust_remote_code=True)).__name__ == "HelmConfig"
+x = torch.arange(9)[None]
+print(float(model.eval()(x).logits.double().sum()))
+model.save_pretrained(again)
+model = AutoModelForCausalLM.from_pretrained(again, trust_remote_code=True)
+print(float(model.eval()(x).logits.double().sum()))
+"""
+
+
+def test_folders_load_where_nobody_imports_leafward(tmp_path: Path) -> None:
+    """A checkpoint of the Trainer; and what such a program saves loads again."""
+    model = model_of("helm-mice-tiny")
+    trainer_of(model, tmp_path / "run", save_strategy="steps", save_steps=2).train()
+    checkpoint = tmp_path / "run/checkpoint-2"
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    with torch.no_grad():
+        wanted = float(model.eval()(torch.arange(9)[None]).logits.double().sum())
+    command = [sys.executable, "-c", LOADED, str(checkpoint), str(tmp_path / "again")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [float(line) for line in done.stdout.split()] == pytest.approx([wanted, wanted], rel=1e-6)
+    assert {path.name for path in (tmp_path / "again").glob("*.py")} == {"modeling_leafward.py"}
+
+
+def test_push_to_hub_uploads_such_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uploaded: set[str] = set()
+
+    def upload(self: Any, folder: Any, repo_id: str, *args: Any, **kwargs: Any) -> None:
+        uploaded.update(path.name for path in Path(folder).iterdir())
+
+    api = Mock(**{"create_repo.return_value.repo_id": "somebody/helm"})
+    monkeypatch.setattr("transformers.utils.hub.hf_api", lambda: api)
+    monkeypatch.setattr("transformers.PreTrainedModel._upload_modified_files", upload)
+    model_of("helm-d-tiny").push_to_hub("somebody/helm")
+    assert uploaded >= {"config.json", "model.safetensors", "modeling_leafward.py"}

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import leafward
 from leafward.data.text import prepare
-from leafward.engine import LoopConfig, OptimConfig, RunDirectory, fit, parameter_groups
+from leafward.engine import LoopConfig, OptimConfig, RunDirectory, parameter_groups, train_loop
 from leafward.errors import DataError, LeafwardError, UsageError
 from leafward.nn import Gate
 from leafward.stats.estimate import Estimate
@@ -55,7 +55,7 @@ def train(corpus, model, path, steps=60, **loop):
     settings = LoopConfig(steps=steps, batch_size=8, log_every=10, device="cpu", **loop)
     run = RunDirectory.create(path, settings)
     with task.balancing(model, 1e-2):
-        result = fit(model, task, settings, OptimConfig(lr=5e-3), run)
+        result = train_loop(model, task, settings, OptimConfig(lr=5e-3), run)
     return result, run
 
 
@@ -106,7 +106,7 @@ def test_weight_decay_spares_biases_and_time_columns(corpus):
     assert "model.layers.1.ffn.gate.weight" in decayed
     for spared in ("ffn.routed.up.bias", "ffn.routed.down.time_weight", "attention.out.time_weight", "ffn_norm.weight"):
         assert f"model.layers.1.{spared}" in plain
-    assert "head.time_weight" in plain
+    assert "lm_head.time_weight" in plain
     assert not any("bias" in name or "time" in name for name in decayed)
 
 

@@ -49,9 +49,8 @@ def _pairs():
 
 
 def config(data, **changes):
-    return helm.Config(
-        **{"data": data, "vocab_size": 320, "context": 32, "validation": 0.2, "loop": LOOP, "optim": OPTIM, **changes}
-    )
+    settings = {"data": data, "vocab_size": 320, "context": 32, "validation": 0.2, "loop": LOOP, "optim": OPTIM}
+    return replace(helm.Config(), **settings | changes)
 
 
 def kept(out):
@@ -135,12 +134,16 @@ def test_changed_data_is_refused_on_resume(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(train_helm, "fit", interrupted)
+        patch.setattr(train_helm, "train_loop", interrupted)
         with pytest.raises(KeyboardInterrupt):
             train_helm.run(config(tmp_path / "a.txt"), tmp_path / "run")
     (tmp_path / "a.txt").write_text("The hare met the owl. " * 40)
-    with pytest.raises(DataError, match="has changed since"):
+    with pytest.raises(UsageError, match=r"data: .*a\.txt has changed since .*--data-changed"):
         train_helm.run(config(tmp_path / "a.txt"), tmp_path / "run", resume=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(train_helm, "fit", interrupted)
+        with pytest.raises(KeyboardInterrupt):  # it comes to its training
+            train_helm.run(config(tmp_path / "a.txt"), tmp_path / "run", resume="data-changed")
 
 
 def test_twins_see_the_same_data_in_the_same_order(data, tmp_path, monkeypatch):
@@ -327,8 +330,8 @@ def test_tokens_can_be_made_beforehand(data, tmp_path, monkeypatch):
 def test_the_command_line_knows_presets_and_engine_flags():
     args = parse(["helm", "--preset", "helm-mice-120m", "--data", "a.txt", "--loop.steps", "7", "--twin"])
     assert args.config.model == "helm-mice-120m"
-    assert (args.config.loop.steps, args.config.loop.compile, args.config.twin) == (7, True, True)
-    assert args.config.data == Path("a.txt")
+    assert (args.config.loop.steps, args.config.loop.compile, args.config.arms.twin) == (7, True, True)
+    assert args.config.data.source == Path("a.txt")
     assert set(helm.PRESETS) == {make().model for make in helm.PRESETS.values()}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from leafward.systems.himapper.loss import HierarchyContrast
+from leafward.systems.himapper.losses.contrast import HierarchyContrast
 from leafward.systems.himapper.mapper import HierarchyMapper
 from leafward.systems.himapper.tree import TreeShape
 

@@ -1,16 +1,22 @@
 """The tree of Hi-Mapper and what teaches it: distributions against closed forms, losses against brute force."""
 
 import math
+import sys
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
+from leafward.config import checked, to_dict
 from leafward.errors import UsageError
 from leafward.geometry import Curvature, Euclidean, Lorentz, Manifold
-from leafward.systems.himapper.loss import HierarchyContrast, HierarchyLosses
+from leafward.systems.himapper.config import Config, Losses
+from leafward.systems.himapper.losses import HierarchyLosses
+from leafward.systems.himapper.losses.contrast import HierarchyContrast
 from leafward.systems.himapper.mapper import CURVATURE_BOUNDS, HierarchyMapper
 from leafward.systems.himapper.tree import GaussianTree, TreeShape
 
@@ -271,7 +277,7 @@ def test_curvature_is_learned_within_its_bounds() -> None:
     assert isinstance(curvature, Curvature)
     optimizer = torch.optim.SGD([curvature.theta], lr=1e4)
     for _ in range(5):
-        mapper.losses(torch.randn(1, 14, 16)).contrast.backward()
+        mapper.losses(torch.randn(1, 14, 16)).each["contrast"].sum().backward()
         optimizer.step()
         optimizer.zero_grad()
     low, high = CURVATURE_BOUNDS
@@ -280,9 +286,10 @@ def test_curvature_is_learned_within_its_bounds() -> None:
 
 
 def test_the_weights_of_the_losses() -> None:
-    losses = HierarchyLosses(torch.tensor(2.0), torch.tensor(3.0), torch.tensor([1.0, 3.0]))
+    values = {"contrast": torch.tensor([1.0, 3.0]), "kl": torch.tensor([3.0, 3.0])}
+    losses = HierarchyLosses(values, {"contrast": 0.1, "kl": 0.01})
     assert losses.total().item() == pytest.approx(0.1 * 2.0 + 0.01 * 3.0)
-    assert losses.total(1.0, 0.0).item() == 2.0
+    assert losses.total(contrast=1.0, kl=0.0).item() == 2.0
 
 
 def test_the_flat_twin_has_the_same_weights_but_for_the_curvature() -> None:
@@ -292,3 +299,36 @@ def test_the_flat_twin_has_the_same_weights_but_for_the_curvature() -> None:
     )
     assert curved - flat == {"manifold._c.theta"}
     assert not flat - curved
+
+
+class _Spread(nn.Module):
+    """A loss of one's own: nodes apart from each other."""
+
+    def __init__(self, mapper: HierarchyMapper) -> None:
+        super().__init__()
+
+    def forward(self, seen: Any) -> Tensor:
+        return (-seen.distances).exp().mean(dim=(1, 2))
+
+
+class _Losses(Losses, frozen=True):
+    spread: float = 0.5
+
+
+class _WithSpread(Config, frozen=True):
+    losses: _Losses = _Losses()
+
+
+def test_a_loss_is_one_file_and_one_line_of_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    file: Any = ModuleType("leafward.systems.himapper.losses.spread")
+    file.Loss = _Spread
+    monkeypatch.setitem(sys.modules, file.__name__, file)
+    config = checked(_WithSpread, {"spread": 0.25, "kl_weight": 0.0})
+    mapper = HierarchyMapper(6, 6, TreeShape(8, 3), dim=16, heads=2)
+    mapper.learn(to_dict(config.losses))
+    found = mapper.losses(torch.randn(2, 14, 16))
+    assert set(found.each) == {"contrast", "spread"}
+    expected = 0.1 * found.each["contrast"].mean() + 0.25 * found.each["spread"].mean()
+    assert found.total().item() == pytest.approx(expected.item())
+    with pytest.raises(UsageError, match=r"losses\.spread must be"):
+        checked(_WithSpread, {"losses": {"spread": "much"}})

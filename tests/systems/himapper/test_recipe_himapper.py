@@ -33,7 +33,6 @@ from leafward.systems.himapper.build import (
     open_model,
 )
 from leafward.systems.himapper.explain import relatives
-from leafward.systems.himapper.train import vision_config
 from leafward.systems.vision.train import make_task
 
 LOOP = LoopConfig(steps=2, batch_size=8, log_every=1, device="cpu")
@@ -66,7 +65,7 @@ def config(photos: Path, /, **changes: Any) -> himapper.Config:
         "loop": LOOP,
         "optim": OPTIM,
     }
-    return himapper.Config(**settings | changes)  # pyright: ignore[reportArgumentType]
+    return replace(himapper.Config(), **settings | changes)
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +156,7 @@ def test_images_are_normalised_as_the_weights_expect(data: Path, tmp_path: Path)
     halves = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     assert card.vision.pixels == halves
     assert expected_pixels(config(data, backbone=str(tmp_path / "run"))) == halves
-    usual, other = (make_task(vision_config(settings), pixels).held_out[0][0] for pixels in (IMAGENET, Pixels(*halves)))
+    usual, other = (make_task(settings, pixels).held_out[0][0] for pixels in (IMAGENET, Pixels(*halves)))
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in IMAGENET)
     torch.testing.assert_close(other, (usual * std + mean - 0.5) / 0.5)
     assert expected_pixels(replace(settings, weights=None)) == IMAGENET  # nothing is loaded

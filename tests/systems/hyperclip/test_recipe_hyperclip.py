@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from scipy.stats import t as student
 
 from leafward.adapters import adapters, attach, from_pretrained, merge, save_pretrained
@@ -21,7 +22,7 @@ from leafward.encoders import load_encoder
 from leafward.errors import UsageError
 from leafward.systems.hyperclip import methods as training
 from leafward.systems.hyperclip import report, train
-from leafward.systems.hyperclip.config import Config
+from leafward.systems.hyperclip.config import Config, trainable
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "adapters"))
 from radial_toys import make
@@ -47,9 +48,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def config(folder: Path) -> Config:
-    return Config(
-        images=folder / "images", model=str(folder / "clip"), block_size=8, steps=25, batch=12, lr=3e-2, scale=20.0
-    )
+    given = {"data": folder / "images", "model": folder / "clip", "block_size": 8, "scale": 20.0}
+    return replace(Config(), **given, steps=25, batch_size=12, lr=3e-2)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def finished(config: Config, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 def test_every_method_is_trained_under_the_same_budget(finished: tuple[Path, dict[str, Any]]) -> None:
     _, result = finished
     rows = {row["method"]: row for row in result["methods"]}
-    assert list(rows) == list(training.COMPARED)
+    assert list(rows) == list(trainable())
     assert len({row["accuracy_before"] for row in rows.values()}) == 1  # adapters begin as the identity
     assert rows["frozen"]["trainable"] == 0
     assert rows["frozen"]["accuracy"] == rows["frozen"]["accuracy_before"]
@@ -93,10 +93,10 @@ def test_the_adapter_of_a_run_is_exported_merged(
     assert main(["export", str(out), "--to", str(tmp_path / "merged"), "--merged"]) == 0
     merged = load_encoder(tmp_path / "merged")
     data = training.read(config)
-    method = training.Method("frozen", "cosine")
-    dual = training.Dual(merged, config, method, data.names)
-    image, text = training._Images(merged, data).features(dual, data.test, 16)
-    accuracy = 100 * float((dual.logits(image, text).argmax(dim=1) == data.labels[data.test]).double().mean())
+    dual = training.Dual(merged, config, data.names)
+    accuracy = training.accuracy(
+        dual, training._Images(merged, data, 16).features(dual, data.test), data.labels[data.test]
+    )
     expected = next(row for row in result["methods"] if row["method"] == "block-scale")
     assert accuracy == pytest.approx(expected["accuracy"])
 
@@ -113,7 +113,7 @@ def test_a_run_is_scored_on_its_own_test_images(
     assert "--data must name the labelled images" in " ".join(capsys.readouterr().err.split())
     assert main(["evaluate", str(out), "--split", "train"]) == 2
     assert "--split goes with --data" in capsys.readouterr().err
-    words = ["train", "hyperclip", "--images", str(folder / "images"), "--model", str(out), "--block-size", "8"]
+    words = ["train", "hyperclip", "--data", str(folder / "images"), "--model", str(out), "--block-size", "8"]
     assert main([*words, "--out", str(tmp_path / "second")]) == 2
     assert "holds an adapter already; train on the merged one" in " ".join(capsys.readouterr().err.split())
 
@@ -127,7 +127,7 @@ def test_a_run_is_scored_over_all_its_classes_by_its_own_score_and_text(
         (images / extra).mkdir()
         shutil.copy(images / "dog" / "0.png", images / extra)
     # Braces that are no place for a name are letters like any others.
-    own = replace(config, images=images, score="lorentz", template="a small {x} photo of the {}", steps=2, c=0.5)
+    own = replace(config, data=images, score="lorentz", template="a small {x} photo of the {}", steps=2, c=0.5)
     row = train.run(own, tmp_path / "run")["methods"][0]
     assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -153,16 +153,16 @@ def test_a_hyperbolic_score_with_its_twin(config: Config, tmp_path: Path) -> Non
 
 def test_a_stopped_run_keeps_what_is_done(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     several = replace(config, compare=True, steps=2)
-    monkeypatch.setattr(training, "COMPARED", ("frozen", "block-scale", "lora"))
-    fit, count = training.fit, []
+    monkeypatch.setattr(training, "trainable", lambda: ("frozen", "block-scale", "lora"))
+    train_loop, count = training.train_loop, []
 
     def stop(*arguments: Any) -> Any:
         count.append(1)
         if len(count) == 2:
             raise KeyboardInterrupt
-        return fit(*arguments)
+        return train_loop(*arguments)
 
-    monkeypatch.setattr(training, "fit", stop)
+    monkeypatch.setattr(training, "train_loop", stop)
     with pytest.raises(KeyboardInterrupt):
         train.run(several, tmp_path / "run")
     result = train.run(several, tmp_path / "run", resume=True)
@@ -172,7 +172,7 @@ def test_a_stopped_run_keeps_what_is_done(config: Config, tmp_path: Path, monkey
 
 
 def test_seeds_give_intervals(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "COMPARED", ("frozen", "lora"))
+    monkeypatch.setattr(training, "trainable", lambda: ("frozen", "lora"))
     several = replace(config, compare=True, shots=2, steps=2, seeds=3, seed=5)
     result = train.run(several, tmp_path / "run")
     rows = [row for row in result["methods"] if row["method"] == "lora"]
@@ -189,14 +189,92 @@ def test_seeds_give_intervals(config: Config, tmp_path: Path, monkeypatch: pytes
     assert number["interval"] == pytest.approx(ends)
 
 
+def losses(out: Path) -> list[float]:
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    return [record["train/loss"] for record in map(json.loads, lines) if "train/loss" in record]
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch(config: Config, tmp_path: Path) -> None:
+    exact = replace(config, precision="float64", steps=4, log_every=1)
+    train.run(exact, tmp_path / "whole")
+    train.run(replace(exact, micro_batch=3), tmp_path / "parts")
+    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-10)
+
+
+@pytest.mark.parametrize("method", ["block-scale", "lora", "full"])
+def test_bfloat16_learns_what_float32_learns(config: Config, tmp_path: Path, method: str) -> None:
+    """The forward pass in bfloat16 differs by its rounding; parameters, geometry and the scores stay in float32."""
+    one = replace(config, method=method, steps=10, log_every=1)
+    train.run(one, tmp_path / "float32")
+    (row,) = train.run(replace(one, precision="bfloat16", micro_batch=4), tmp_path / "bfloat16")["methods"]
+    found, exact = losses(tmp_path / "bfloat16"), losses(tmp_path / "float32")
+    assert found != exact
+    assert found[:3] == pytest.approx(exact[:3], rel=0.05)
+    assert found[-1] < 0.8 * found[0]
+    kept = (
+        tmp_path / "bfloat16" / ("model/model.safetensors" if method == "full" else "adapter/adapter_model.safetensors")
+    )
+    assert {tensor.dtype for tensor in load_file(kept).values()} == {torch.float32}
+    # Scored in float32, as an evaluation does.
+    assert main(["evaluate", str(tmp_path / "bfloat16"), "--json", "--out", str(tmp_path / "e.json")]) == 0
+    assert 100 * json.loads((tmp_path / "e.json").read_text())["top1"] == pytest.approx(row["accuracy"])
+
+
+def test_evaluations_are_of_validation_images_and_the_best_is_kept(config: Config, tmp_path: Path) -> None:
+    """At a rate at which training falls apart after its first steps."""
+    watched = replace(config, steps=12, lr=0.3, eval_every=2, patience=2, ema=None)
+    row = train.run(watched, tmp_path / "run")["methods"][0]
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    seen = {record["step"]: record["eval/accuracy"] for record in records if "eval/accuracy" in record}
+    best = max(seen, key=lambda step: (seen[step], -step))
+    assert max(seen) == min(12, best + 4)  # two more evaluations without a better one
+    data = training.read(watched)
+    assert not {*data.validation.tolist()} & {*data.train.tolist(), *data.test.tolist()}
+    encoder = from_pretrained(load_encoder(config.model).model, tmp_path / "run" / "adapter")  # pyright: ignore
+    held = load_encoder(config.model)  # pyright: ignore[reportArgumentType]
+    held.model = encoder
+    dual, task = training.Dual(held, watched, data.names), training._Images(held, data, 16)
+    for rows, expected in ((data.validation, seen[best]), (data.test, row["accuracy"])):
+        assert training.accuracy(dual, task.features(dual, rows), data.labels[rows]) == pytest.approx(expected)
+
+
+def test_an_ablation_and_a_grid_have_a_run_for_each_variant(
+    config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--data", str(config.data.source), "--model", str(config.model), "--block-size", "8", "--steps", "2"]
+    words += ["--ablate", "encoder", "--grid", "lr=1e-3,1e-2", "--out", str(tmp_path / "run")]
+    assert main(["train", "hyperclip", *words]) == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert len(result["cells"]) == 6
+    for cell in result["cells"]:
+        own = json.loads((tmp_path / "run" / cell["run"] / "result.json").read_text())
+        assert cell["headline"] == own["headline"]
+        encoder = cell["settings"]["adapt.encoder"]
+        tensors = load_file(tmp_path / "run" / cell["run"] / "adapter" / "adapter_model.safetensors")
+        sides = {"text": any("text_model" in key for key in tensors), "image": any("vision" in key for key in tensors)}
+        assert sides == {side: encoder in (side, "both") for side in ("text", "image")}
+    assert "6 variants" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_settings_of_earlier_versions_open(folder: Path) -> None:
+    flat = {"images": str(folder), "batch": 7, "method": "lora", "seed": 3, "seeds": 2, "compare": True, "shots": 4}
+    config = checked(
+        Config, flat | {"template": "the {}", "twin": True, "score": "lorentz", "steps": 9, "device": "cpu"}
+    )
+    assert (config.data.source, config.data.shots, config.data.template) == (folder, 4, "the {}")
+    assert (config.loop.batch_size, config.loop.seed, config.loop.steps, config.loop.device) == (7, 3, 9, "cpu")
+    assert (config.arms.seeds, config.arms.compare, config.arms.twin) == (2, True, True)
+    assert (config.adapt.method, config.adapt.score) == ("lora", "lorentz")
+
+
 def test_trained_weights_of_the_model_are_kept(config: Config, tmp_path: Path) -> None:
     """Without an adapter the model itself is what was learned."""
     result = train.run(replace(config, method="attention", steps=5), tmp_path / "run")
     (row,) = result["methods"]
     data = training.read(config)
     encoder = load_encoder(tmp_path / "run")
-    dual = training.Dual(encoder, config, training.Method("frozen", "cosine"), data.names)
-    image, text = training._Images(encoder, data).features(dual, data.test, 16)
+    dual = training.Dual(encoder, config, data.names)
+    image, text = training._Images(encoder, data, 16).features(dual, data.test)
     assert float(2 * text.norm(dim=1).mean()) == pytest.approx(row["radius"]["text"]["after"]["mean"], rel=1e-5)
     assert float(2 * image.norm(dim=1).mean()) == pytest.approx(row["radius"]["image"]["after"]["mean"], rel=1e-5)
     assert row["radius"]["image"]["before"] != row["radius"]["image"]["after"]
@@ -237,9 +315,9 @@ def test_low_rank_round_trip(folder: Path, tmp_path: Path) -> None:
 
 
 def test_refusals(config: Config, folder: Path, tmp_path: Path) -> None:
-    for missing in ("images", "model"):
-        with pytest.raises(UsageError, match=f"{missing} is missing"):
-            train.run(replace(config, **{missing: None}), tmp_path / "run")
+    for name, value in (("data", {"source": None}), ("model", None)):
+        with pytest.raises(UsageError, match=f"{name} is missing: give --{name}"):
+            train.run(replace(config, **{name: value}), tmp_path / "run")
     for options, message in [
         ({"block_size": 0}, "block_size must be"),
         ({"template": "a photo"}, "template must be a text with {}"),
@@ -247,6 +325,10 @@ def test_refusals(config: Config, folder: Path, tmp_path: Path) -> None:
         ({"seeds": 0}, "seeds must be"),
         ({"lr": -1.0}, "lr must be"),
         ({"weight_decay": -1.0}, "weight_decay must be"),
+        ({"method": "loral"}, "adapt.method must be one of .* got 'loral'; did you mean 'lora'"),
+        ({"twin": True}, "arms.twin must be off with the cosine"),
+        ({"strategy": "fsdp"}, "loop.strategy must be auto or ddp"),
+        ({"patience": 2}, "loop.patience must be None where loop.eval_every is, got 2"),
     ]:
         with pytest.raises(UsageError, match=message):
             checked(Config, options)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import t as student
 
 from leafward.adapters import adapters, from_pretrained
 from leafward.cli.dispatch import main
@@ -57,16 +58,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(folder: Path) -> Path:
-    config = Config(
-        data=Path(os.path.relpath(folder / "scenes")),
-        model=os.path.relpath(folder / "clip"),
-        block_size=8,
-        size=32,
-        channels=16,
-        window=2,
-        steps=60,
-        lr=5e-3,
-    )
+    here = {"data": os.path.relpath(folder / "scenes"), "model": os.path.relpath(folder / "clip")}
+    config = replace(Config(), **here, block_size=8, size=32, channels=16, window=2, steps=60, lr=5e-3)
     result = train.run(config, folder / "run")
     assert result["metrics"]["miou"] > 0.6
     return folder / "run"
@@ -125,15 +118,15 @@ def test_methods_are_compared_under_one_budget(
 ) -> None:
     config = replace(_short(folder, "lora"), compare=True)
     # Stopped in the third training, and taken up again.
-    fit, count = _segmenter_training.fit, []
+    train_loop, count = _segmenter_training.train_loop, []
 
     def stop(*arguments: Any) -> Any:
         count.append(1)
         if len(count) == 3:
             raise KeyboardInterrupt
-        return fit(*arguments)
+        return train_loop(*arguments)
 
-    monkeypatch.setattr(_segmenter_training, "fit", stop)
+    monkeypatch.setattr(_segmenter_training, "train_loop", stop)
     with pytest.raises(KeyboardInterrupt):
         train.run(config, tmp_path / "run")
     result = train.run(config, tmp_path / "run", resume=True)
@@ -222,12 +215,12 @@ def test_refusals(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="data is missing"):
         train.run(Config(), tmp_path / "run")
     given = {"data": folder / "scenes", "model": str(folder / "clip")}
-    with pytest.raises(UsageError, match="size must be a multiple of the model's patch size 8, got 20"):
-        train.run(Config(**given, size=20), tmp_path / "run")
+    with pytest.raises(UsageError, match=r"data\.size must be a multiple of the model's patch size 8, got 20"):
+        train.run(replace(Config(), **given, size=20), tmp_path / "run")
     few = shutil.copytree(folder / "scenes", tmp_path / "few")
     (few / "classes.txt").write_text("dog\n")
     with pytest.raises(DataError, match=r"masks/\d+\.png has label 1, of 1 classes"):
-        train.run(Config(data=few, model=str(folder / "clip"), size=32, block_size=8), tmp_path / "run")
+        train.run(replace(_short(folder, "block-scale"), data=few), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     for options, message in [
         ({"channels": 20}, "channels must be a multiple of 16"),
@@ -300,14 +293,64 @@ def test_a_run_is_a_model_for_other_commands(run: Path) -> None:
     assert torch.equal(text, plain.encode_text(["dog", "car"]))
 
 
+def _losses(out: Path) -> list[float]:
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    return [record["train/loss"] for record in map(json.loads, lines) if "train/loss" in record]
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch(folder: Path, tmp_path: Path) -> None:
+    """Crops have pixels that do not count, and not all as many."""
+    exact = replace(_short(folder, "block-scale"), precision="float64", steps=3, log_every=1, batch_size=4)
+    train.run(exact, tmp_path / "whole")
+    train.run(replace(exact, micro_batch=1), tmp_path / "parts")
+    assert _losses(tmp_path / "parts") == pytest.approx(_losses(tmp_path / "whole"), rel=1e-10)
+
+
+@pytest.mark.parametrize("score", ["cosine", "lorentz"])
+def test_bfloat16_learns_what_float32_learns(folder: Path, tmp_path: Path, capsys: Any, score: Any) -> None:
+    one = replace(_short(folder, "block-scale"), steps=20, log_every=1, lr=5e-3, score=score)
+    train.run(one, tmp_path / "float32")
+    result = train.run(replace(one, precision="bfloat16", micro_batch=2), tmp_path / "bfloat16")
+    found, exact = _losses(tmp_path / "bfloat16"), _losses(tmp_path / "float32")
+    assert found != exact
+    assert found == pytest.approx(exact, rel=0.02)
+    assert found[-1] < found[0] - 0.005
+    assert main(["evaluate", str(tmp_path / "bfloat16"), "--json"]) == 0
+    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert again["miou"] == pytest.approx(result["metrics"]["miou"], abs=1e-6)
+
+
+def test_seeds_give_intervals_beside_the_twin_with_the_cosine(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    several = replace(_short(folder, "block-scale"), score="lorentz", twin=True, seeds=2, seed=3)
+    result = train.run(several, tmp_path / "run")
+    names = ["block-scale-lorentz-3", "block-scale-lorentz-4", "block-scale-3", "block-scale-4"]
+    assert sorted(path.name for path in (tmp_path / "run" / "members").iterdir()) == sorted(names)
+    assert [(row["method"], row["seed"]) for row in result["methods"]] == [
+        *(("block-scale, lorentz", seed) for seed in (3, 4)),
+        *(("block-scale", seed) for seed in (3, 4)),
+    ]
+    assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
+    again = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert again["miou"] == pytest.approx(result["methods"][0]["metrics"]["miou"], abs=1e-6)
+    number = result["headline"][0]
+    for ends, key, rows in (
+        ("interval", "value", result["methods"][:2]),
+        ("twin_interval", "twin", result["methods"][2:]),
+    ):
+        values = [100 * row["metrics"]["miou"] for row in rows]
+        assert number[key] == pytest.approx(np.mean(values))
+        low, high = student.interval(0.95, 1, np.mean(values), np.std(values, ddof=1) / 2**0.5)
+        assert number[ends] == pytest.approx([max(low, 0), min(high, 100)])
+    assert "Means over 2 seeds" in (tmp_path / "run" / "report.html").read_text()
+    assert result["metrics"]["miou"] == pytest.approx(number["value"] / 100)
+
+
+def test_an_ablation_has_a_run_for_each_variant(folder: Path, tmp_path: Path) -> None:
+    result = train.run(replace(_short(folder, "block-scale"), ablate="encoder"), tmp_path / "run")
+    assert [cell["cell"] for cell in result["cells"]] == ["both", "text", "image"]
+    assert all((tmp_path / "run" / cell["run"] / "decoder").is_dir() for cell in result["cells"])
+
+
 def _short(folder: Path, method: Any) -> Config:
-    return Config(
-        data=folder / "scenes",
-        model=str(folder / "clip"),
-        method=method,
-        block_size=8,
-        size=32,
-        channels=16,
-        window=2,
-        steps=2,
-    )
+    given = {"data": folder / "scenes", "model": str(folder / "clip"), "method": method}
+    return replace(Config(), **given, block_size=8, size=32, channels=16, window=2, steps=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import sys
@@ -19,7 +20,7 @@ from transformers import CLIPModel
 
 from leafward.cli.dispatch import main
 from leafward.config import checked, replace
-from leafward.data.fewshot import FeatureSet, episodes, read_feature_set, seeded_split, write_feature_set
+from leafward.data.fewshot import Exam, FeatureSet, episodes, read_feature_set, seeded_split, write_feature_set
 from leafward.data.taxonomy import class_taxonomy
 from leafward.encoders import load_encoder
 from leafward.errors import DataError, UsageError
@@ -36,6 +37,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "adapters"))
 from radial_toys import make
 
 CLASSES, WIDTH = 8, 16
+
+
+def settings(**chosen: Any) -> Config:
+    """Those of the first preset with others by their short names."""
+    return replace(Config(), **chosen)
 
 
 def synthetic(seed: int = 0, noise: float = 1.2, teacher: bool = False) -> FeatureSet:
@@ -59,7 +65,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def small(file: Path) -> Config:
-    return Config(features=file, hosts=("coop",), seeds=2, shots=(8,), max_steps=40, attributes=(6,), queue=32)
+    return settings(features=file, hosts=("coop",), seeds=2, shots=(8,), max_steps=40, attributes=(6,), queue=32)
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +128,13 @@ def test_the_run_directory(finished: tuple[Path, dict[str, Any]], small: Config)
         train.run(small, out)
 
 
+def test_the_explorer_names_the_feature_file_of_a_run(
+    finished: tuple[Path, dict[str, Any]], file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explore", str(finished[0])]) == 1
+    assert f"leafward explore {file}" in capsys.readouterr().err.replace("\n", "")
+
+
 def test_the_twin_begins_alike_and_sees_the_same_shots(small: Config, file: Path) -> None:
     episode = episodes("few-shot", read_feature_set(file), [], [4], [0])[0]
     states = []
@@ -139,15 +152,15 @@ def test_the_twin_begins_alike_and_sees_the_same_shots(small: Config, file: Path
 def test_a_stopped_run_goes_on_where_it_was(small: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(small, baselines=(), seeds=1)
     whole = train.run(config, tmp_path / "whole")
-    trained, fit = [], training.fit
+    trained, train_loop = [], training.train_loop
 
     def stop(host, *rest):
         trained.append(1)
         if len(trained) == 3:  # the host alone, with LatHAdapter, and then the twin
             raise KeyboardInterrupt
-        return fit(host, *rest)
+        return train_loop(host, *rest)
 
-    monkeypatch.setattr(training, "fit", stop)
+    monkeypatch.setattr(training, "train_loop", stop)
     with pytest.raises(KeyboardInterrupt):
         train.run(config, tmp_path / "parts")
     again = train.run(config, tmp_path / "parts", resume=True)
@@ -160,7 +173,7 @@ def test_features_that_have_changed_since_are_refused_by_name(
 ) -> None:
     own, data = tmp_path / "own.npz", synthetic()
     write_feature_set(own, data)
-    short = Config(features=own, shots=(1,), seeds=1, epochs=1, hosts=(), baselines=("clip-adapter",))
+    short = settings(features=own, shots=(1,), seeds=1, epochs=1, hosts=(), baselines=("clip-adapter",))
     train.run(short, tmp_path / "run")
     write_feature_set(own, dataclasses.replace(data, images=data.images[:, :8], texts=data.texts[:, :8]))
     assert main(["evaluate", str(tmp_path / "run")]) == 1
@@ -169,7 +182,7 @@ def test_features_that_have_changed_since_are_refused_by_name(
 
 def test_promptkd_with_a_larger_teacher(tmp_path: Path) -> None:
     write_feature_set(tmp_path / "two.safetensors", synthetic(teacher=True))
-    config = Config(
+    config = settings(
         features=tmp_path / "two.safetensors",
         hosts=("promptkd",),
         baselines=("zero-shot",),
@@ -190,7 +203,7 @@ def test_a_finished_run_of_an_earlier_version_is_scored_again(
     """Which kept its trainings in checkpoints/cells."""
     write_feature_set(tmp_path / "two.npz", synthetic(teacher=True))
     options: Any = {"hosts": ("promptkd",), "baselines": ("clip-adapter",), "seeds": 1, "shots": (4,), "max_steps": 3}
-    result = train.run(Config(features=tmp_path / "two.npz", attributes=(6,), **options), tmp_path / "run")
+    result = train.run(settings(features=tmp_path / "two.npz", attributes=(6,), **options), tmp_path / "run")
     earlier = {
         "clip-adapter-4-shots-0": "clip-adapter-4-shots-seed-0",
         "promptkd-4-shots-0": "promptkd-4-shots-seed-0",
@@ -202,7 +215,7 @@ def test_a_finished_run_of_an_earlier_version_is_scored_again(
     for now, then in earlier.items():
         (tmp_path / "run" / "members" / now).rename(tmp_path / "run" / "checkpoints" / "cells" / then)
     (tmp_path / "run" / "members").rmdir()
-    monkeypatch.setattr(training, "fit", None)
+    monkeypatch.setattr(training, "train_loop", None)
     assert scores_of(["evaluate", str(tmp_path / "run")], capsys) == json.loads(json.dumps(result["scores"]))
 
 
@@ -269,7 +282,7 @@ def test_presets_are_configurations(name: str) -> None:
 def test_a_target_without_the_teachers_features_is_refused(tmp_path: Path) -> None:
     write_feature_set(tmp_path / "two.npz", synthetic(teacher=True))
     write_feature_set(tmp_path / "far.npz", dataclasses.replace(synthetic(seed=1), name="far"))
-    config = Config(
+    config = settings(
         features=tmp_path / "two.npz",
         targets=(tmp_path / "far.npz",),
         protocol="cross-dataset",
@@ -300,7 +313,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_host_learns_tokens_inside_a_model_from_images(pictures: Path, tmp_path: Path) -> None:
-    config = Config(
+    config = settings(
         images=pictures / "images",
         model=str(pictures / "clip"),
         template="a photo of {}",
@@ -312,7 +325,7 @@ def test_every_host_learns_tokens_inside_a_model_from_images(pictures: Path, tmp
         attributes=(4,),
         twin=False,
         max_steps=3,
-        batch=8,
+        batch_size=8,
     )
     result = train.run(config, tmp_path / "run")
     hosts = ("coop", "maple", "promptsrc", "promptkd")
@@ -320,10 +333,10 @@ def test_every_host_learns_tokens_inside_a_model_from_images(pictures: Path, tmp
     assert {row["method"] for row in result["scores"]} == expected
     # Zero-shot is that of the model itself.
     encoder = load_encoder(pictures / "clip")
-    data = image_set(pictures / "images", encoder, config.template)  # pyright: ignore[reportArgumentType]
+    data = image_set(pictures / "images", encoder, config.data.template)  # pyright: ignore[reportArgumentType]
     rows = data.part(2)
     files = [data.images.files[row] for row in rows.tolist()]  # pyright: ignore[reportAttributeAccessIssue]
-    texts = encoder.encode_text([config.template.format(name) for name in data.class_names])
+    texts = encoder.encode_text([config.data.template.format(name) for name in data.class_names])
     right = (encoder.encode_image(files) @ texts.mT).argmax(dim=1) == data.labels[rows]
     zero_shot = next(row for row in result["scores"] if row["method"] == "zero-shot")
     assert zero_shot["accuracy"] == pytest.approx(100 * float(right.double().mean()))
@@ -334,7 +347,7 @@ def test_every_host_learns_tokens_inside_a_model_from_images(pictures: Path, tmp
 
 def test_images_of_another_set_and_what_is_refused(pictures: Path, tmp_path: Path) -> None:
     given = {"images": pictures / "images", "model": str(pictures / "clip"), "tokens": 2, "hosts": ("maple",)}
-    config = Config(
+    config = settings(
         **given,
         protocol="cross-dataset",
         targets=(pictures / "images",),
@@ -363,7 +376,7 @@ def test_too_many_tokens_are_refused_before_anything_is_encoded(
     monkeypatch.setattr(Pixels, "__getitem__", lambda self, rows: encoded.append(rows))
     monkeypatch.setattr(CLIPModel, "get_text_features", lambda self, **given: encoded.append(given))
     words = open_clip_model(str(pictures / "clip")).tokenizer("a photo of a", add_special_tokens=False)["input_ids"]
-    config = Config(
+    config = settings(
         images=pictures / "images", model=str(pictures / "clip"), tokens=len(words) + 1, shots=(2,), seeds=1
     )
     with pytest.raises(UsageError, match=rf"tokens must be from 1 to {len(words)}, .*, got {len(words) + 1}"):
@@ -436,7 +449,7 @@ def tree(folder: Path, names: Sequence[str], name: str = "tree.csv") -> Path:
 @pytest.fixture(scope="module")
 def in_pictures(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Config, dict[str, Any]]:
     """A run on images, with prompts inside the model, made with paths of another directory."""
-    config = Config(
+    config = settings(
         images=Path(os.path.relpath(pictures / "images")),
         model=os.path.relpath(pictures / "clip"),
         tokens=2,
@@ -447,7 +460,7 @@ def in_pictures(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
         max_steps=2,
         attributes=(4,),
         twin=False,
-        batch=4,
+        batch_size=4,
     )
     out = tmp_path_factory.mktemp("in-pictures") / "run"
     return out, config, train.run(config, out)
@@ -466,7 +479,7 @@ def test_a_run_on_images_is_scored_again_from_anywhere(
 ) -> None:
     out, config, result = in_pictures
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(training, "fit", None)  # nothing is trained again
+    monkeypatch.setattr(training, "train_loop", None)  # nothing is trained again
     again = scores_of(["evaluate", str(out)], capsys)
     assert again == json.loads(json.dumps(result["scores"]))
     assert main(["evaluate", str(out), "--features", "x.npz"]) == 2
@@ -496,7 +509,7 @@ def test_a_run_on_images_is_scored_on_other_pictures(
             Image.fromarray(rng.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(
                 tmp_path / "others" / name / f"{number}.png"
             )
-    monkeypatch.setattr(training, "fit", None)
+    monkeypatch.setattr(training, "train_loop", None)
     words = ["evaluate", str(out), "--protocol", protocol, "--images", str(tmp_path / "others")]
     rows = scores_of([*words, "--taxonomy", str(tree(tmp_path, sorted(names)))], capsys)
     assert {row["method"] for row in rows} == {
@@ -508,9 +521,9 @@ def test_a_run_on_images_is_scored_on_other_pictures(
     }
     assert {row["test"] for row in rows} == {"others"}
     encoder = load_encoder(pictures / "clip")
-    data = image_set(tmp_path / "others", encoder, config.template)  # pyright: ignore[reportArgumentType]
+    data = image_set(tmp_path / "others", encoder, config.data.template)  # pyright: ignore[reportArgumentType]
     files = [data.images.files[row] for row in data.part(2).tolist()]  # pyright: ignore[reportAttributeAccessIssue]
-    texts = encoder.encode_text([config.template.format(name.replace("_", " ")) for name in data.class_names])
+    texts = encoder.encode_text([config.data.template.format(name.replace("_", " ")) for name in data.class_names])
     answers = (encoder.encode_image(files) @ texts.mT).argmax(dim=1)
     truth = data.labels[data.part(2)]
     zero_shot = next(row for row in rows if row["method"] == "zero-shot")
@@ -596,3 +609,76 @@ def test_zero_shot_takes_wordnet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         found.append(json.loads(capsys.readouterr().out.splitlines()[-1]))
     assert found[0]["hierarchical"] == found[1]["hierarchical"]
     assert found[0]["least_expected_distance"] == found[1]["least_expected_distance"]
+
+
+def test_an_ablation_and_a_grid_by_the_command(file: Path, tmp_path: Path) -> None:
+    words = ["train", "lathadapter", "--data", str(file), "--protocol", "few-shot", "--shots", "2", "--hosts", "coop"]
+    words += ["--baselines", "zero-shot", "--seeds", "1", "--steps", "2", "--attributes", "4", "--ablate", "parts"]
+    assert main([*words, "--grid", "margin=0.1,0.2", "--device", "cpu", "--out", str(tmp_path / "run")]) == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    parts = {"both": {}, "refinement-alone": {"hierarchy_weight": 0.0}, "losses-alone": {"refinement": 0.0}}
+    assert {each["cell"]: each["settings"] for each in result["cells"]} == {
+        f"{name}-margin={margin}": {f"hierarchy.{key}": value for key, value in (changes | {"margin": margin}).items()}
+        for name, changes in parts.items()
+        for margin in (0.1, 0.2)
+    }
+    assert {each["headline"][0]["twin"] is not None for each in result["cells"]} == {True}
+    assert set(result["best"]) == {"value", "twin"}
+
+
+@pytest.mark.parametrize("name", lathadapter.ABLATIONS)
+def test_ablations_are_settings(name: str) -> None:
+    variants = [settings(**changes) for changes in lathadapter.ABLATIONS[name].values()]
+    assert len({repr(each) for each in variants}) == len(variants) > 1
+
+
+def test_training_that_watches_validation_images_keeps_the_best(small: Config, tmp_path: Path) -> None:
+    config = replace(small, baselines=(), twin=False, seeds=1, steps=60, eval_every=3, patience=2, precision="bfloat16")
+    train.run(replace(config, checkpoint_activations=True, ema=0.5), tmp_path / "run")
+    run = tmp_path / "run" / "members" / "coop-8-shots-0"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    accuracies = [line["eval/accuracy"] for line in lines if "eval/accuracy" in line]
+    assert 2 < len(accuracies) < 20
+    assert max(accuracies[-2:]) <= max(accuracies[:-2])  # two without improvement ended it
+    data = read_feature_set(small.data.features)  # pyright: ignore[reportArgumentType]
+    (episode,) = episodes("base-to-new", data, [], (8,), [0])
+    trained = training.open_trained(config, training.Method("coop"), episode, tmp_path / "run")
+    exam = Exam("validation", data, episode.classes, episode.validation)
+    assert training.score(trained, exam, None)["accuracy"] == pytest.approx(max(accuracies))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"micro_batch": 4}, "loop.micro_batch must be None, because the losses compare"),
+        ({"strategy": "fsdp"}, "loop.strategy must be auto or ddp"),
+        ({"workers": 2}, "loop.workers must be 0"),
+        ({"ema": 0.9, "hosts": ("promptkd",)}, "loop.ema must be None with PromptSRC"),
+    ],
+)
+def test_what_a_loop_cannot_mean_here_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        settings(**options)
+
+
+def test_epochs_are_whole_batches_up_to_max_steps_and_steps_are_steps() -> None:
+    """The count of earlier versions: whole batches of an epoch, at least one."""
+    for count, steps in ((70, 60), (20, 30), (320, 300), (64_000, 2000)):
+        assert training.loop_of(Config(), 0, count).steps == steps
+    assert training.loop_of(settings(steps=5000), 0, 20).steps == 5000
+    assert training.loop_of(Config(), 0, 20).batch_size == 20
+
+
+def test_a_compiled_host_learns_the_same(small: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = []
+
+    def count(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    config = replace(small, baselines=("zero-shot",), twin=False, seeds=1, steps=3)
+    plain = train.run(config, tmp_path / "plain")
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=count))
+    found = train.run(replace(config, compile=True), tmp_path / "compiled")
+    assert graphs
+    assert [row["accuracy"] for row in found["scores"]] == [row["accuracy"] for row in plain["scores"]]

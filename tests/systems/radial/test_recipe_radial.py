@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from leafward.encoders.encoder import load_encoder
 from leafward.engine import Interrupted
 from leafward.errors import DataError, UsageError
 from leafward.systems.radial import train as training
-from leafward.systems.radial.config import PRESETS, Config
+from leafward.systems.radial.config import ABLATIONS, PRESETS, Config
 from leafward.systems.radial.loss import RadialModel, Triples, radial_loss
 from leafward.systems.radial.objective import RadialConfig
 from leafward.systems.radial.roots import load_roots
@@ -67,7 +68,7 @@ def config_for(base: Path, **changed) -> Config:
         "lr": 1e-3,
         "device": "cpu",
     }
-    return Config(**settings | changed)
+    return replace(Config(), **settings | changed)
 
 
 def test_loss_of_a_batch_is_that_of_its_chains_one_by_one(base):
@@ -167,7 +168,8 @@ def test_the_twin_learns_in_the_other_geometry_from_the_same_start(base, tmp_pat
     twin = json.loads((tmp_path / "run" / "members" / "lorentz-0" / "result.json").read_text())
     assert result["twin"] == pytest.approx(twin["after"])
     assert result["parameters"] == twin["parameters"]
-    assert [number["twin"] for number in result["headline"]] == [number["value"] for number in twin["headline"]]
+    alone = run(replace(config, twin=False, objective={"geometry": "lorentz"}), tmp_path / "alone")
+    assert [number["twin"] for number in result["headline"]] == [number["value"] for number in alone["headline"]]
     assert {number["twin_name"] for number in result["headline"]} == {"hyperbolic twin"}
     plain = run(replace(config, twin=False), tmp_path / "plain")
     assert plain["after"] == result["after"]
@@ -299,7 +301,8 @@ def test_presets_and_bad_settings():
     for preset in PRESETS.values():
         assert isinstance(preset(), Config)
     authors = PRESETS["authors"]()
-    assert (authors.lr, authors.batch_size, authors.epochs, authors.weight_decay) == (1e-7, 8, 1.0, 0.01)
+    assert (authors.loop.batch_size, authors.loop.epochs) == (8, 1.0)
+    assert (authors.optim.lr, authors.optim.weight_decay, authors.optim.clip_norm) == (1e-7, 0.01, None)
     assert [getattr(authors.objective, name) for name in ("pull", "contrast", "hardest")] == [10.0, 1.0, 1.0]
     with pytest.raises(UsageError, match="lr"):
         checked(Config, {"lr": 0.0})
@@ -353,3 +356,81 @@ def test_features_give_the_scores_of_their_model(base, tmp_path):
     assert numbers[0] == pytest.approx(numbers[1])
     assert one.pop("notes") == two.pop("notes") == []
     assert one == pytest.approx(two)
+
+
+def test_several_seeds_have_intervals_over_seeds_and_a_paired_difference(base, tmp_path):
+    result = run(config_for(base, epochs=3.0, seeds=3, seed=4, twin=True), tmp_path / "run")
+    names = [f"{geometry}-{seed}" for geometry in ("euclidean", "lorentz") for seed in (4, 5, 6)]
+    assert [each["name"] for each in result["members"]] == names
+    assert sorted(path.name for path in (tmp_path / "run" / "members").iterdir()) == names
+    alone = run(config_for(base, epochs=3.0, seed=5), tmp_path / "alone")
+    after = {each["name"]: each["after"] for each in result["members"]}
+    assert after["euclidean-5"] == alone["after"]
+    # Student's t with two degrees of freedom, by hand.
+    flat, curved = (
+        [after[f"{geometry}-{seed}"]["recall"] for seed in (4, 5, 6)] for geometry in ("euclidean", "lorentz")
+    )
+    half = 4.302652729911275 / 3**0.5
+    by_name = {number["name"]: number for number in result["headline"]}
+    number = by_name["path recall"]
+    assert (number["value"], number["twin"]) == pytest.approx((np.mean(flat), np.mean(curved)))
+    spread = half * np.std(flat, ddof=1)
+    assert number["interval"] == pytest.approx([max(0.0, np.mean(flat) - spread), min(1.0, np.mean(flat) + spread)])
+    assert "interval over 3 seeds" in number["note"]
+    gaps = np.subtract(curved, flat)
+    spread = half * np.std(gaps, ddof=1)
+    difference = by_name["difference in path recall"]
+    assert difference["interval"] == pytest.approx([gaps.mean() - spread, gaps.mean() + spread])
+    assert result["notes"] == []
+    assert alone["notes"] == ["One seed: intervals are over the test's items, not over seeds."]
+    assert "lorentz-6" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_an_ablation_and_a_grid_by_the_command(base, tmp_path):
+    words = ["train", "radial", "--model", str(base / "sentence"), "--data", str(base / "train.jsonl")]
+    words += ["--test", str(base / "test.jsonl"), "--second", str(base / "others.jsonl"), "--device", "cpu"]
+    words += ["--ablate", "geometry", "--grid", "lr=1e-4,1e-3", "--epochs", "1", "--out", str(tmp_path / "run")]
+    assert main(words) == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    cells = {each["cell"]: each["settings"] for each in result["cells"]}
+    assert cells == {
+        f"{geometry}-lr={lr}": {"objective.geometry": geometry, "optim.lr": float(lr)}
+        for geometry in ("euclidean", "lorentz")
+        for lr in ("1e-4", "1e-3")
+    }
+    for each in result["cells"]:
+        assert (tmp_path / "run" / each["run"] / "model").is_dir()
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_ablations_are_settings(name):
+    variants = [replace(Config(), **changes) for changes in ABLATIONS[name].values()]
+    assert len({repr(each) for each in variants}) == len(variants) > 1
+
+
+def test_the_whole_loop_is_there(base, tmp_path):
+    options = {"precision": "bfloat16", "ema": 0.5, "patience": 1, "eval_every": 1, "checkpoint_activations": True}
+    result = run(config_for(base, validation=0.34, epochs=10.0, **options), tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    watched = [line["eval/tau"] for line in lines if "eval/tau" in line]
+    assert result["steps"] == len(watched) < 20  # patience ends it
+    assert result["after"]["validation_tau"] == pytest.approx(max(watched))  # what is published is the best
+    with pytest.raises(UsageError, match="patience must be None where validation keeps no captions"):
+        config_for(base, patience=1)
+    for options, name in (({"micro_batch": 1}, "micro_batch"), ({"strategy": "fsdp"}, "strategy")):
+        with pytest.raises(UsageError, match=f"loop.{name} must be"):
+            config_for(base, **options)
+
+
+def test_the_compiled_encoder_learns_the_same(base, tmp_path, monkeypatch):
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    plain = run(config_for(base, epochs=1.0), tmp_path / "plain")
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=count))
+    found = run(config_for(base, epochs=1.0, compile=True), tmp_path / "compiled")
+    assert graphs
+    assert found["after"] == pytest.approx(plain["after"], abs=1e-5)

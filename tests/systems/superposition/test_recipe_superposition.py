@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 from scipy.stats import linregress
 
+from leafward.cli.train import parse
 from leafward.config import checked, replace, to_dict
 from leafward.errors import UsageError
+from leafward.files import read_record
 from leafward.report import Result, read_run
 from leafward.systems.superposition import analysis, packs, train
 from leafward.systems.superposition import config as superposition
@@ -22,25 +24,27 @@ from leafward.systems.superposition.config import Config
 from leafward.systems.superposition.report import _joint
 
 # The quick preset in small: the same signs at looser bounds.
-SMALL = Config(
+SMALL = replace(
+    Config(),
     features=100,
     widths=(5, 7, 10, 14, 20),
     decays=(-1.0, 0.6),
     laws=("1", "2"),
-    batch=128,
+    batch_size=128,
     steps=1500,
-    workers=0,
+    processes=0,
     device="cpu",
     eval_rows=10_000,
 )
-TINY = Config(
+TINY = replace(
+    Config(),
     features=24,
     widths=(3, 4, 6, 9),
     decays=(-1.0, 0.6),
     laws=("power:1",),
-    batch=32,
+    batch_size=32,
     steps=40,
-    workers=0,
+    processes=0,
     device="cpu",
     eval_rows=64,
 )
@@ -180,18 +184,49 @@ def test_bad_laws_and_data_are_refused_before_anything_is_written(tmp_path, chan
         ({"steps": 0}, "steps.*0"),
         ({"seeds": 0}, "seeds.*0"),
         ({"lr": -1.0}, "lr.*-1"),
-        ({"workers": -1}, "workers.*-1"),
+        ({"processes": -1}, "processes.*-1"),
         ({"axis": ("data",), "data_rows": ()}, "data_rows.*at least one"),
-        ({"steps": "ten"}, "steps must be an integer.*'ten'"),
+        ({"steps": "ten"}, "loop.steps must be an integer.*'ten'"),
         ({"widths": (4, 6.5)}, r"widths\[1\] must be an integer.*6.5"),
         ({"axis": ("depth",)}, r"axis\[0\] must be one of data, steps"),
-        ({"optim": "lion"}, "optim must be one of"),
-        ({"executor": "ray"}, "workers must be an integer ≥ 1 on Ray.*0"),
+        ({"optim": "lion"}, "optim.name must be one of"),
+        ({"executor": "ray"}, "processes must be an integer ≥ 1 on Ray.*0"),
     ],
 )
 def test_bad_values_are_refused_by_name(changes, words):
     with pytest.raises(UsageError, match=words):
         replace(TINY, **changes)
+
+
+@pytest.mark.parametrize("name", superposition.NOT_OF_A_FLEET)
+def test_what_a_fleet_cannot_do_is_refused_with_its_reason(name):
+    given = {"compile": True, "checkpoint_activations": True, "strategy": "fsdp", "ema": 0.9}.get(name, 7)
+    allowed = superposition.NOT_OF_A_FLEET[name]
+    with pytest.raises(UsageError) as caught:
+        replace(TINY, **{f"loop.{name}": given})
+    assert str(caught.value).startswith(f"loop.{name} must be {allowed}, got {given!r}")
+    with pytest.raises(UsageError, match=r"^arms\.twin must be off, as a fleet has no geometry"):
+        replace(TINY, twin=True)
+
+
+def test_settings_of_earlier_versions_open():
+    old = {"batch": 64, "steps": 300, "warmup": 0.2, "seeds": 2, "seed": 5, "lr": 0.02, "optim": "sgd", "workers": 3}
+    config = checked(Config, old | {"bias_lr": None, "width_rates": True, "precision": "tf32", "checkpoint_every": 9})
+    assert (config.loop.batch_size, config.loop.steps, config.loop.precision) == (64, 300, "tf32")
+    assert (config.loop.seed, config.arms.seeds, config.processes, config.loop.workers) == (5, 2, 3, 0)
+    assert config.optim == superposition.FleetOptim("sgd", 0.02, None, True, 0.2)
+    assert parse(["superposition", "--optim", "muon", "--workers", "2", "--batch", "32"]).config == replace(
+        Config(), optim={"name": "muon"}, processes=2, batch_size=32
+    )
+
+
+def test_a_grid_of_fleets_is_a_fleet_for_each_value(tmp_path):
+    result = train.run(replace(TINY, steps=20, grid=["optim.lr=0.01,0.02"]), tmp_path / "run")
+    assert [row["cell"] for row in result["cells"]] == ["lr=0.01", "lr=0.02"]
+    for row in result["cells"]:
+        models = read_record(tmp_path / "run" / row["run"] / "result.json")["models"]
+        assert len(models["loss"]) == 8
+    assert (tmp_path / "run" / "report.html").is_file()
 
 
 def trained(config: Config, out: Path) -> dict[str, Any]:
@@ -232,7 +267,7 @@ def test_correlated_features_change_the_data(tmp_path):
 
 
 def test_steps_and_data_give_joint_laws(tmp_path):
-    config = replace(TINY, axis=("steps", "data"), data_rows=(20, 60, 200), steps=200, snapshots=5, warmup=0.05)
+    config = replace(TINY, axis=("steps", "data"), data_rows=(20, 60, 200), steps=200, snapshots=5, warmup_ratio=0.05)
     result = trained(config, tmp_path)
     assert len(result["joint"]) == len(result["fits"]) == 2
     fitted = [fit for fit in result["joint"] if "exponents" in fit]

@@ -13,7 +13,8 @@ from leafward.config import replace
 from leafward.systems.superposition import analysis, claims
 from leafward.systems.superposition.config import Config
 
-CONFIG = Config(
+CONFIG = replace(
+    Config(),
     features=1000,
     widths=(10, 15, 25, 39, 63, 100),
     decays=(-1.0, -5 / 9, 5 / 9, 1.0),

@@ -18,17 +18,18 @@ from leafward.systems.superposition import packs
 from leafward.systems.superposition import train as train_superposition
 from leafward.systems.superposition.config import Config
 
-CONFIG = Config(
+CONFIG = replace(
+    Config(),
     features=30,
     widths=(3, 4, 6, 9),
     decays=(-1.0, 0.6),
     laws=("power:1", "power:2"),
-    batch=32,
+    batch_size=32,
     steps=400,
     axis=("steps",),
     snapshots=3,
     pack=4,
-    workers=0,
+    processes=0,
     device="cpu",
     eval_rows=64,
     checkpoint_every=50,
@@ -88,7 +89,7 @@ def test_stopped_in_the_middle_and_resumed(tmp_path, unbroken, number):
 @pytest.mark.slow
 def test_processes_stop_with_their_parent_and_give_the_same_result(tmp_path, unbroken):
     out = tmp_path / "run"
-    config = replace(CONFIG, workers=2)
+    config = replace(CONFIG, processes=2)
     process = launch(config, out)
     wait_for(lambda: list(out.glob("checkpoints/*/state.safetensors")), process)
     process.send_signal(signal.SIGTERM)
@@ -96,7 +97,7 @@ def test_processes_stop_with_their_parent_and_give_the_same_result(tmp_path, unb
     saved = [path.stat().st_mtime_ns for path in out.glob("checkpoints/*/state.safetensors")]
     time.sleep(1)
     assert saved == [path.stat().st_mtime_ns for path in out.glob("checkpoints/*/state.safetensors")]
-    train_superposition.run(replace(config, workers=1), out, resume=True)
+    train_superposition.run(replace(config, processes=1), out, resume=True)
     assert without_time(out) == without_time(unbroken)
 
 
@@ -105,7 +106,7 @@ def test_ray_gives_the_same_result(tmp_path, unbroken, monkeypatch):
     pytest.importorskip("ray")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     handler = signal.getsignal(signal.SIGTERM)
-    train_superposition.run(replace(CONFIG, workers=2, executor="ray"), tmp_path / "run")
+    train_superposition.run(replace(CONFIG, processes=2, executor="ray"), tmp_path / "run")
     assert without_time(tmp_path / "run") == without_time(unbroken)
     # Ray puts its own handler in place, which ends the process before it can save; it must not stay.
     assert signal.getsignal(signal.SIGTERM) is handler

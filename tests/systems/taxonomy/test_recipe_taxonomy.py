@@ -39,7 +39,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(tree: Path, **more) -> Config:
-    return Config(**{"data": str(tree), "dim": 3, "epochs": 60, "batch": 16, "device": "cpu", **more})
+    chosen = {"data": str(tree), "dim": 3, "epochs": 60, "batch_size": 16, "log_every": 2, "device": "cpu", **more}
+    return replace(Config(), **chosen)
 
 
 @pytest.fixture(scope="module")
@@ -73,19 +74,19 @@ def test_ancestors_come_first_and_the_twin_is_beside(finished):
         ("euclidean", 1),
     ]
     assert result["parameters"] == NODES * 3
-    assert result["pairs"] == sum(int(depth) for depth in Taxonomy.from_csv(finished[1].data).depth)
+    assert result["pairs"] == sum(int(depth) for depth in Taxonomy.from_csv(finished[1].data.source).depth)
 
 
 def test_the_run_directory_holds_embeddings_and_a_page(finished):
     out, config, result = finished
     assert json.loads((out / "result.json").read_text()) == result
-    tax = Taxonomy.from_csv(config.data)
+    tax = Taxonomy.from_csv(config.data.source)
     assert json.loads((out / "names.json").read_text()) == list(tax.names)
     table = load_file(out / "embeddings.safetensors")["tangent"]
     assert table.shape == (NODES, 3)
     assert RunDirectory.open(out).recipe == "taxonomy"
     losses = [record["lorentz-0/train/loss"] for record in RunDirectory.open(out).metrics()]
-    assert len(losses) == 60
+    assert len(losses) == 59  # 60 epochs of 31 nodes are 117 steps
     assert losses[-1] < 0.5 * losses[0]
     page = (out / "report.html").read_text()
     assert page.count("<svg") == 3
@@ -123,7 +124,7 @@ def test_a_name_that_would_cover_another_is_left_out():
 def test_the_measured_numbers_are_those_of_the_saved_embedding(finished):
     """Mean average precision again, from the file alone and with no code of the recipe."""
     out, config, result = finished
-    tax = Taxonomy.from_csv(config.data)
+    tax = Taxonomy.from_csv(config.data.source)
     manifold = Lorentz(1.0)
     points = manifold.expmap0(load_file(out / "embeddings.safetensors")["tangent"].double())
     distance = manifold.dist(points[:, None], points[None]).numpy()
@@ -139,7 +140,7 @@ def test_the_measured_numbers_are_those_of_the_saved_embedding(finished):
 
 def test_what_a_run_saves_can_be_searched(finished, tmp_path):
     out, config, _ = finished
-    data_index.run(data_index.Args(out, tmp_path / "index", taxonomy=config.data), Console(quiet=True))
+    data_index.run(data_index.Args(out, tmp_path / "index", taxonomy=config.data.source), Console(quiet=True))
     args = evaluate_search.Args(tmp_path / "index", like=("n15",), k=4)
     found = evaluate_search.run(args, Console(quiet=True))["queries"][0]["neighbours"]
     assert len({near["name"] for near in found} & {"n7", "n3", "n1", "n0"}) >= 3
@@ -187,7 +188,7 @@ def test_a_stopped_run_continues_bit_for_bit(tree, tmp_path, monkeypatch):
 
     def stopping(self, batch):
         calls[0] += 1
-        if calls[0] == 33:  # in the middle of the twin: 2 steps × 10 epochs come before it
+        if calls[0] == 33:  # in the middle of the twin: 20 steps come before it
             signal.raise_signal(signal.SIGTERM)
         return forward(self, batch)
 
@@ -201,6 +202,24 @@ def test_a_stopped_run_continues_bit_for_bit(tree, tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="finished"):
         train.run(replace(config, epochs=3), tmp_path / "part", resume=True)
     assert train.run(replace(config, epochs=3, twin=False), tmp_path / "part", overwrite=True)["paired"] == {}
+
+
+def test_it_stops_once_it_gets_no_better_and_keeps_the_best(tree, tmp_path):
+    """With a rate far too high for the first good steps to last."""
+    config = config_of(tree, epochs=200, eval_every=4, patience=3, lr=4.0, ema=0.5, precision="bfloat16")
+    result = train.run(config, tmp_path / "run")
+    measured = [r for r in RunDirectory.open(tmp_path / "run").metrics() if "eval/mean_average_precision" in r]
+    values = [record["eval/mean_average_precision"] for record in measured]
+    assert len(values) == np.argmax(values) + 1 + 3 < 96
+    assert result["members"][0]["mean_average_precision"] == max(values)
+    assert result["members"][0]["time"]["seconds_per_epoch"] > 0
+
+
+def test_settings_of_earlier_versions_open(tree):
+    old = {"data": str(tree), "root": "top", "epochs": 7, "batch": 9, "lr": None, "seed": 3, "seeds": 2, "twin": True}
+    config = checked(Config, old | {"dim": 2, "eval_nodes": 50, "precision": "float32", "device": "cpu"})
+    assert (config.data.source, config.data.root, config.arms.seeds, config.arms.twin) == (str(tree), "top", 2, True)
+    assert (config.loop.epochs, config.loop.batch_size, config.loop.seed, config.optim.lr) == (7, 9, 3, None)
 
 
 def test_large_taxonomies_are_measured_on_a_sample(tree, tmp_path, monkeypatch):
@@ -218,17 +237,21 @@ def test_large_taxonomies_are_measured_on_a_sample(tree, tmp_path, monkeypatch):
     ("more", "message"),
     [
         ({"dim": 0}, "dim must be an integer ≥ 1, got 0"),
-        ({"epochs": 0}, "epochs must be"),
+        ({"epochs": 0}, "loop.epochs must be"),
         ({"c": -1.0}, "c must be a finite number > 0, got -1.0"),
-        ({"lr": 0.0}, "lr must be a finite number > 0"),
+        ({"lr": 0.0}, "optim.lr must be a finite number > 0"),
         ({"temperature": float("nan")}, "temperature must be"),
-        ({"seed": -1}, "seed must be"),
-        ({"geometry": "euclidean", "twin": True}, "twin must be left out"),
+        ({"seed": -1}, "loop.seed must be"),
+        ({"geometry": "euclidean", "twin": True}, "arms.twin must be left out"),
+        ({"micro_batch": 8}, "loop.micro_batch must be None, as a node's negatives"),
+        ({"checkpoint_activations": True}, "loop.checkpoint_activations must be off"),
+        ({"strategy": "fsdp"}, "loop.strategy must be auto, as each rank"),
+        ({"patience": 3}, "loop.patience must be None where loop.eval_every is"),
     ],
 )
 def test_bad_settings_are_named(tree, more, message):
     with pytest.raises(UsageError, match=message):
-        checked(Config, config_of(tree, **more))
+        config_of(tree, **more)
 
 
 def test_bad_taxonomies_are_named(tmp_path):
@@ -244,9 +267,9 @@ def test_bad_taxonomies_are_named(tmp_path):
         ("", UsageError, "data is missing"),
     ):
         with pytest.raises(error, match=message):
-            train.run(Config(data=str(tmp_path / name) if name else ""), tmp_path / "run")
+            train.run(replace(Config(), data=str(tmp_path / name) if name else ""), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    forest = train.run(Config(data=str(tmp_path / "two.csv"), root="top", epochs=1, device="cpu"), tmp_path / "run")
+    forest = train.run(config_of(tmp_path / "two.csv", root="top", epochs=1), tmp_path / "run")
     assert "5 nodes" in forest["taxonomy"]
 
 

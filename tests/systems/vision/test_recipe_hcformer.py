@@ -50,8 +50,15 @@ def finished(pictures, tmp_path_factory) -> tuple[Path, dict]:
     """A run of both geometries, with a taxonomy."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "tree.csv").write_text("child,parent\nred,warm\ngreen,cool\nblue,cool\nwarm,all\ncool,all\n")
-    config = hcformer.Config(
-        data=str(pictures), size=32, held_out=0.25, twin=True, taxonomy=folder / "tree.csv", loop=LOOP, optim=OPTIM
+    config = replace(
+        hcformer.Config(),
+        data=str(pictures),
+        size=32,
+        held_out=0.25,
+        twin=True,
+        taxonomy=folder / "tree.csv",
+        loop=LOOP,
+        optim=OPTIM,
     )
     return folder / "run", train.run(config, folder / "run")
 
@@ -140,7 +147,9 @@ def test_a_backbone_of_timm_is_made_for_its_images_and_goes_into_another_task(pi
 
     loop = replace(LOOP, steps=1, eval_every=1)
     for name in ("test_convnext", "test_vit"):
-        config = hcformer.Config(data=str(pictures), model=name, size=64, held_out=0.25, loop=loop, optim=OPTIM)
+        config = replace(
+            hcformer.Config(), data=str(pictures), model=name, size=64, held_out=0.25, loop=loop, optim=OPTIM
+        )
         train.run(config, tmp_path / name)
     model = SegmentationModel("test_convnext", 2)
     load_backbone(model, tmp_path / "test_convnext")
@@ -156,7 +165,7 @@ def test_each_geometry_starts_from_its_own_backbone(finished, tmp_path):
     twin = dataclasses.replace(card, arguments=card.arguments | {"geometry": "euclidean"})
     assert starting_point(out, card, 0) == out / "model"
     assert starting_point(out, twin, 5) == out / "members" / "euclidean-0" / "model"
-    config = hcformer.Config(data="", init=out, geometry="euclidean", loop=LOOP)
+    config = replace(hcformer.Config(), data="", init=out, geometry="euclidean", loop=LOOP)
     weights, other = (open_model(folder)[0].state_dict() for folder in (out / "members" / "euclidean-0", out))
     begun = started(config, twin).state_dict()
     assert all(torch.equal(begun[name], weights[name]) for name in begun if not name.startswith("head."))
@@ -166,7 +175,7 @@ def test_each_geometry_starts_from_its_own_backbone(finished, tmp_path):
 
 
 def test_a_euclidean_twin_is_flat_on_both_levels():
-    arms = arms_of(hcformer.Config(patch_geometry="lorentz", twin=True))
+    arms = arms_of(replace(hcformer.Config(), patch_geometry="lorentz", twin=True))
     assert {name: (arm.geometry, arm.patch_geometry) for name, arm in arms.items()} == {
         "lorentz": ("lorentz", "lorentz"),
         "euclidean": ("euclidean", "euclidean"),
@@ -195,7 +204,7 @@ def test_wrong_settings_remove_no_earlier_run(finished, pictures, tmp_path, chan
             for i in range(2):
                 Image.new("RGB" if part == "images" else "L", (32, 32)).save(data / part / f"{i}.png")
         (data / "classes.txt").write_text("a\nb\n")
-    config = hcformer.Config(**({"data": str(data), "size": 32, "loop": LOOP, "optim": OPTIM} | changes))
+    config = replace(hcformer.Config(), **({"data": str(data), "size": 32, "loop": LOOP, "optim": OPTIM} | changes))
     with pytest.raises(LeafwardError, match=words):
         train.run(config, out, overwrite=True)
     assert (out / "result.json").read_text() == "{}"
@@ -212,7 +221,8 @@ def test_a_published_model_knows_the_pixels_that_do_not_count(finished, tmp_path
             Image.fromarray(drawn).save(tmp_path / "scenes" / part / f"{i}.png")
     (tmp_path / "scenes" / "classes.txt").write_text("left\nright\n")
     loop = replace(LOOP, steps=1, batch_size=2, eval_every=1)
-    config = hcformer.Config(
+    config = replace(
+        hcformer.Config(),
         task="segment",
         data=str(tmp_path / "scenes"),
         decoder=decoder,
@@ -224,7 +234,9 @@ def test_a_published_model_knows_the_pixels_that_do_not_count(finished, tmp_path
         optim=OPTIM,
     )
     result = train.run(config, tmp_path / "run")
-    args = evaluate_vision.Args(tmp_path / "run" / "model", data=config.data, device="cpu", out=tmp_path / "found")
+    args = evaluate_vision.Args(
+        tmp_path / "run" / "model", data=config.data.source, device="cpu", out=tmp_path / "found"
+    )
     found = evaluate_vision.run(args, quiet())["scores"]["model"]
     assert found == pytest.approx(result["members"][0]["scores"])
 
@@ -313,7 +325,7 @@ def test_bad_data_leave_no_run_behind(pictures, tmp_path):
         for i in range(2):
             Image.new("RGB", (40, 40)).save(bad / name / f"{i}.png")
     (bad / "a" / "0.png").write_bytes(b"torn")
-    config = hcformer.Config(data=str(bad), size=32, held_out=0.5, loop=LOOP, optim=OPTIM)
+    config = replace(hcformer.Config(), data=str(bad), size=32, held_out=0.5, loop=LOOP, optim=OPTIM)
     with pytest.raises(DataError, match=r"a/0\.png cannot be read"):
         train.run(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -337,4 +349,4 @@ def test_bad_settings_are_named(changes, words):
 
 def test_presets_are_valid():
     for preset in hcformer.PRESETS.values():
-        assert preset().task in ("classify", "segment", "detect")
+        assert preset().data.task in ("classify", "segment", "detect")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leafward.config import replace
 from leafward.data.samples import embedded
 from leafward.systems.lathadapter import config as lathadapter
 from leafward.systems.lathadapter import train as train_lathadapter
@@ -29,7 +30,8 @@ OUTCOMES = ("right class", "right group", "no more than “clothing”", "wrong"
 
 def fewshot() -> lathadapter.Config:
     """Eight shots of each of the ten classes, three seeds; 1/τ is that of the encoder."""
-    return lathadapter.Config(
+    return replace(
+        lathadapter.Config(),
         features=embedded(FEATURES),
         taxonomy=embedded(TAXONOMY),
         protocol="few-shot",
@@ -88,7 +90,7 @@ def run(out: Path, console: Console) -> Part:
     result = {"methods": table, "catalogue": catalogue.summary(tree, tangent)}
 
     def draw(page: Result) -> None:
-        _draw(page, tax, asked, table, config.shots[0])
+        _draw(page, tax, asked, table, config.data.shots[0])
         catalogue.draw(page, tree, tangent)
 
     write_photos(out / "photos")
@@ -102,10 +104,10 @@ def ask(config: lathadapter.Config, run: Path, tax: Taxonomy) -> Asked:
     from leafward.hierarchy import decide
     from leafward.systems.lathadapter import methods as training
 
-    assert config.features is not None
-    data = task.read_feature_set(config.features)
-    seeds = range(config.seed, config.seed + config.seeds)
-    episodes = task.episodes(config.protocol, data, [], config.shots, seeds)
+    assert config.data.features is not None
+    data = task.read_feature_set(config.data.features)
+    seeds = range(config.loop.seed, config.loop.seed + config.arms.seeds)
+    episodes = task.episodes(config.data.protocol, data, [], config.data.shots, seeds)
     exam, classes = episodes[0].exams[0], list(data.class_names)
     found: dict[str, Answers] = {}
     for method in training.methods(config):

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from leafward.config import replace
 from leafward.data.samples import embedded
-from leafward.engine.config import LoopConfig, OptimConfig
+from leafward.engine.config import Arms, LoopConfig, OptimConfig
 from leafward.systems.hcformer import config as hcformer
 from leafward.systems.hcformer import train as train_hcformer
 from leafward.systems.helm import config as helm
 from leafward.systems.helm import train as train_helm
+from leafward.systems.vision.config import Data
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,11 +31,10 @@ DRAWN_SIZE = 160
 def language() -> helm.Config:
     """HELM-D with 0.16 million weights and its twin: about a minute on two cores."""
     return helm.Config(
-        data=embedded(TEXT),
+        data=helm.Data(source=embedded(TEXT), eval_tokens=4000),
         context=128,
-        twin=True,
         prompt="ROMEO:\n",
-        eval_tokens=4000,
+        arms=Arms(twin=True),
         loop=LoopConfig(steps=250, batch_size=16, eval_every=50, checkpoint_every=250),
         optim=OptimConfig(lr=1e-2, weight_decay=0.01, warmup_steps=20),
     )
@@ -43,8 +43,7 @@ def language() -> helm.Config:
 def vision() -> hcformer.Config:
     """HCFormer-Nano on small photos for a moment."""
     return hcformer.Config(
-        taxonomy=embedded(TAXONOMY),
-        size=64,
+        data=Data(taxonomy=embedded(TAXONOMY), size=64),
         loop=LoopConfig(steps=80, batch_size=32, checkpoint_every=80),
         optim=OptimConfig(lr=2e-3, betas=(0.9, 0.999), weight_decay=0.05, warmup_steps=20),
     )

@@ -23,7 +23,10 @@ MATRIX = "stories260k_embedding.npy"
 def sweep() -> superposition.Config:
     """Strong and weak superposition under four laws: less than a minute on two cores."""
     return superposition.Config(
-        widths=(6, 9, 14, 21, 32), decays=(-1.0, 5 / 9), laws=("power:0", "power:0.5", "power:1", "power:2"), steps=3000
+        widths=(6, 9, 14, 21, 32),
+        decays=(-1.0, 5 / 9),
+        laws=("power:0", "power:0.5", "power:1", "power:2"),
+        loop=superposition.FleetLoop(steps=3000, batch_size=256, checkpoint_every=2000),
     )
 
 

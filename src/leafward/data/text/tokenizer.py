@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leafward import register
-from leafward.errors import DataError, UsageError, require
+from leafward.errors import DataError, UsageError, foreign, require
+from leafward.files import read_record
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -16,6 +17,8 @@ END = "<|endoftext|>"
 """Begins and ends every document of a tokenizer that is trained here."""
 LEAST = 257
 """All bytes, and the token that ends a document."""
+LARGEST_ID = 1 << 24
+"""Beyond the largest vocabularies there are, which have about a million tokens."""
 _ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
 
 
@@ -50,20 +53,36 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int) -> PreTrainedToke
     )
 
 
+def check_tokenizer(path: Path) -> None:
+    """Refuse a tokenizer.json, if there is one, whose ids would take gigabytes.
+
+    Its reader makes room for every id up to the largest, whatever that is.
+    """
+    if not path.is_file():
+        return
+    record = read_record(path)
+    model, added = record.get("model"), record.get("added_tokens")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
+    ids += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    largest = max((number for number in ids if isinstance(number, int)), default=0)
+    if largest > LARGEST_ID:
+        raise DataError(f"{path}: the largest token is {largest:,}, and at most {LARGEST_ID:,} is read")
+
+
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerFast:
     """A tokenizer.json, a folder with one, or the name of a Hugging Face tokenizer. It must know an end of text."""
     transformers = require("transformers", "lm")
     path = Path(name)
     if not path.exists() and (path.suffix == ".json" or len(path.parts) > 2):
         raise DataError(f"there is no tokenizer at {name}")
-    try:
+    check_tokenizer(path if path.is_file() else path / "tokenizer.json")
+    with foreign(f"cannot read the tokenizer {name}"):
         if path.is_file():
             tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
         else:
             register("transformers")  # so that the folder of a HELM is known, and its own code need not run
             tokenizer = transformers.AutoTokenizer.from_pretrained(str(name), use_fast=True, trust_remote_code=False)
-    except Exception as error:  # the readers of transformers and tokenizers raise all kinds, also bare Exception
-        raise DataError(f"cannot read the tokenizer {name}: {error}") from error
     if not getattr(tokenizer, "is_fast", False):
         raise DataError(f"the tokenizer {name} has no tokenizer.json; only fast tokenizers can be used")
     if tokenizer.eos_token is None:
@@ -89,11 +108,8 @@ def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     before = backend.encode_special_tokens
     backend.encode_special_tokens = True
     try:
-        return [encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
-    except (
-        Exception
-    ) as error:  # tokenizers raises bare ones, for instance where a word is unknown and nothing stands for it
-        raise DataError(f"the tokenizer cannot encode the text: {error}") from error
+        with foreign("the tokenizer cannot encode the text"):  # for instance where nothing stands for an unknown word
+            return [encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
     finally:
         backend.encode_special_tokens = before
 

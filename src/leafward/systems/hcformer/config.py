@@ -12,7 +12,6 @@ from collections.abc import Callable
 from leafward.config import checked, to_dict
 from leafward.engine.config import LoopConfig, OptimConfig
 from leafward.systems.vision import config as vision
-from leafward.systems.vision.augment import Augment
 
 SUMMARY = "HCFormer backbones and their Euclidean twins: classify, segment or detect on your images."
 check = vision.check
@@ -47,19 +46,10 @@ def _nano(config: vision.Config) -> Config:
 def imagenet() -> Config:
     """The paper's training on ImageNet-1k: 310 epochs of 1251 updates with 1024 images."""
     return Config(
+        data=vision.Data(size=224, check=False),
         model="hcformer_tiny",
-        size=224,
         drop_path=0.1,
-        check=False,
-        augment=Augment(
-            auto="rand-m9-mstd0.5-inc1",
-            scale=(0.08, 1.0),
-            jitter=0.4,
-            erase=0.25,
-            mixup=0.8,
-            cutmix=1.0,
-            smoothing=0.1,
-        ),
+        augment=vision.STRONG,
         loop=LoopConfig(
             steps=310 * 1251,
             batch_size=1024,
@@ -80,11 +70,9 @@ def imagenet() -> Config:
 def ade20k() -> Config:
     """The paper's Semantic FPN on ADE20K: 80,000 updates with 16 crops of 512 pixels."""
     return Config(
-        task="segment",
+        data=vision.Data(task="segment", size=512, ignore=0),
         model="hcformer_tiny",
-        size=512,
         drop_path=0.1,
-        ignore=0,
         loop=LoopConfig(
             steps=80_000,
             batch_size=16,
@@ -103,11 +91,9 @@ def ade20k() -> Config:
 def coco() -> Config:
     """The paper's Mask R-CNN on COCO: 12 epochs of 7330 updates with 16 images of 800 pixels."""
     return Config(
-        task="detect",
+        data=vision.Data(task="detect", size=800, check=False),
         model="hcformer_tiny",
-        size=800,
         drop_path=0.1,
-        check=False,
         loop=LoopConfig(
             steps=12 * 7330,
             batch_size=16,

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-from leafward.systems.hcformer.config import Config
+from leafward.systems.hcformer import config as settings
 from leafward.systems.vision import train as vision
 
 
 class Training(vision.Training):
-    recipe = "hcformer"
+    recipe, settings = "hcformer", settings
 
 
-def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:
-    """`leafward.systems.vision.train.run`, called a training of HCFormer in the run directory."""
-    return vision.run(config, out, resume=resume, overwrite=overwrite, training=Training)
+run = Training.launch

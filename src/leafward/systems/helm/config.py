@@ -9,38 +9,47 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from leafward.config import Part, Rate, Seeds, Settings, Several, replace
-from leafward.engine.config import CHANGEABLE_LOOP, LoopConfig, OptimConfig
+from leafward.config import Part, Place, Rate, Settings, Several, replace
+from leafward.engine.config import Arms, LoopConfig, OptimConfig
 from leafward.errors import UsageError
 
 SUMMARY = "HELM language models and their Euclidean twins on your text: train, score, sample."
-MAY_CHANGE = (*(f"loop.{name}" for name in sorted(CHANGEABLE_LOOP - {"steps"})), "cache")
-"""Fields that a resumed run may change. Not the steps: the learning rate's schedule ends with them."""
+MAY_CHANGE = ("data.cache",)
+"""Fields that a resumed run may change, beside those of every training."""
 
 
-class Config(Settings, frozen=True):
-    """The data, the model and the training. The defaults are the preset `helm-d-tiny`."""
+class Data(Settings, frozen=True):
+    """The text, and what makes tokens of it."""
 
-    data: Path | None = None
+    MAIN: ClassVar[str] = "source"
+    RARE: ClassVar[frozenset[str]] = frozenset({"eval_tokens", "cache"})
+
+    source: Path | None = None
     """Text, JSONL, Parquet (also .txt.gz, .jsonl.gz), a folder of them, or a Hugging Face data set on disk."""
     field: str = "text"
     """Field of JSONL, Parquet and data sets that holds the text."""
-    tokenizer: str | None = None
+    tokenizer: Place | None = None
     """A tokenizer.json, a folder with one, or the name of a Hugging Face tokenizer; None: train one on the data."""
     vocab_size: Annotated[int, Meta(ge=2, le=1 << 24)] | None = None
     """Tokens of the model. None: of a tokenizer that is given, as many as it has; else as the model's preset says."""
-    context: Several = 256
-    """Tokens of a training window, and the model's context."""
     validation: Part = 0.05
     """Part of the documents that is held out (of a single document: its last part)."""
     eval_tokens: Several = 1_000_000
     """Held-out tokens that evaluations during training read; the last one reads all."""
     cache: Path | None = None
     """Where tokens are kept; None: in the run directory."""
+
+
+class Config(Settings, frozen=True):
+    """The data, the model and the training. The defaults are the preset `helm-d-tiny`."""
+
+    data: Data = Data()
+    context: Several = 256
+    """Tokens of a training window, and the model's context."""
     model: Literal["helm-d-tiny", "helm-mice-tiny", "helm-d-115m", "helm-mice-120m", "helm-mice-1b"] = "helm-d-tiny"
     """Shape of the model."""
     geometry: Literal["lorentz", "euclidean"] = "lorentz"
@@ -49,12 +58,9 @@ class Config(Settings, frozen=True):
     """Learn the experts' curvatures within their bounds in place of a fixed spread."""
     balance_rate: Rate = 1e-3
     """Step by which the experts' biases move towards even loads after each update."""
-    twin: bool = False
-    """Train the other geometry as well, on the same data in the same order, and report the paired difference."""
-    seeds: Seeds = 1
-    """Replicates with neighbouring seeds; two or more give intervals over seeds."""
     prompt: str = ""
     """What the samples in the report go on from."""
+    arms: Arms = Arms()
     loop: LoopConfig = LoopConfig(steps=500, batch_size=16, eval_every=100, checkpoint_every=250)
     optim: OptimConfig = OptimConfig(lr=1e-2, weight_decay=0.01, warmup_steps=20)
 
@@ -113,9 +119,9 @@ PRESETS: dict[str, Callable[[], Config]] = {
 
 def check(config: Config) -> None:
     """Refuse what is missing, before anything heavy is imported."""
-    if config.data is None:
+    if config.data.source is None:
         raise UsageError("--data must name the text to train on: a file, a folder or a data set on disk")
     if os.environ.get("RANK", "0") == "0":  # before heavy imports; the first rank alone reads the text
         from leafward.data.text.documents import find_files
 
-        find_files(config.data)
+        find_files(config.data.source)

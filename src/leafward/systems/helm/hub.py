@@ -19,19 +19,15 @@ from leafward.errors import DataError
 from leafward.files import read_record
 from leafward.systems.helm import HelmConfig, HelmForCausalLM
 
-SHIM = "modeling_leafward.py"
-_SHIM_TEXT = '''"""Says where the classes of this model are: in the package leafward, which must be installed.
-
-Programs that do not import leafward (such as the command lm_eval) load this folder with trust_remote_code=True.
-"""
-
-from leafward.systems.helm import HelmConfig, HelmForCausalLM, HelmModel  # noqa: F401
-'''
-_AUTO_MAP = {
-    "AutoConfig": f"{Path(SHIM).stem}.HelmConfig",
-    "AutoModel": f"{Path(SHIM).stem}.HelmModel",
-    "AutoModelForCausalLM": f"{Path(SHIM).stem}.HelmForCausalLM",
-}
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ '<|' + message['role'] + '|>\\n' }}"
+    "{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}{{ '\\n' }}"
+    "{% else %}{{ message['content'] + '\\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
+)
+"""Roles as words between bars, for tokenizers that bring no template; what the assistant says is marked, so that a
+trainer can learn from that alone."""
 
 
 @contextmanager
@@ -54,7 +50,6 @@ def save_model(model: HelmForCausalLM, tokenizer: Any, folder: str | Path, clust
     state = get_model_state_dict(model, options=options) if cluster.world > 1 else model.state_dict()
 
     def write() -> None:
-        model.config.auto_map = _AUTO_MAP
         with replacing_folder(folder) as partial, _without_bars():
             model.save_pretrained(partial, state_dict=state)
             tokenizer.model_max_length = model.config.max_position_embeddings
@@ -62,8 +57,9 @@ def save_model(model: HelmForCausalLM, tokenizer: Any, folder: str | Path, clust
             tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "left"
             if tokenizer.pad_token is None:
                 tokenizer.pad_token = tokenizer.eos_token
+            if tokenizer.chat_template is None:
+                tokenizer.chat_template = CHAT_TEMPLATE
             tokenizer.save_pretrained(partial)
-            (partial / SHIM).write_text(_SHIM_TEXT, encoding="utf-8")
             write_sums(partial, "*.safetensors")  # the rest may be edited, as people do
 
     cluster.on_main(write)

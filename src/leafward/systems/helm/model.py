@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
@@ -27,12 +27,41 @@ from leafward.nn import (
     Residual,
     RMSNorm,
     Visible,
-    visible,
 )
-from leafward.nn.attention import Store
+from leafward.nn.attention import PointStore, Store
 from leafward.nn.head import IGNORED
+from leafward.nn.linear import renamed
 from leafward.nn.rotary import Table
+from leafward.systems.helm.masks import packed, paged_store, rule_of
 from leafward.systems.helm.model_config import HelmConfig
+from leafward.systems.helm.training import refuse_quantised, teach_trainer, watch
+
+teach_trainer()
+
+SHIM = "modeling_leafward.py"
+SHIM_TEXT = '''"""Says where the classes of this model are: in the package leafward, which must be installed.
+
+Programs that do not import leafward (such as the command lm_eval) load this folder with trust_remote_code=True.
+"""
+
+from leafward.systems.helm import HelmConfig, HelmForCausalLM, HelmModel  # noqa: F401
+'''
+AUTO_MAP = {
+    "AutoConfig": "modeling_leafward.HelmConfig",
+    "AutoModel": "modeling_leafward.HelmModel",
+    "AutoModelForCausalLM": "modeling_leafward.HelmForCausalLM",
+}
+_HOLDERS = (
+    *(f"attention.{name}" for name in ("qkv", "out", "query", "query.0", "query.2", "compress", "expand")),
+    *("ffn.up", "ffn.down", "project"),
+)
+FORMER_NAMES = {
+    **{rf"{name}.{part}": f"{name}.linear.{part}" for name in _HOLDERS for part in ("weight", "bias")},
+    "^head.weight": "lm_head.linear.weight",
+    "^head.time_weight": "lm_head.time_weight",
+    "^head.log_scale": "lm_head.log_scale",
+}
+"""Names of weights before a layer held a plain `nn.Linear` -> their names, as transformers reads them."""
 
 
 class Block(GradientCheckpointingLayer):
@@ -41,7 +70,7 @@ class Block(GradientCheckpointingLayer):
     Equation 5 of docs/helm.md.
     """
 
-    def __init__(self, config: HelmConfig, experts: bool) -> None:
+    def __init__(self, config: HelmConfig, layer: int) -> None:
         super().__init__()
         width, space, eps = config.hidden_size, config.space, config.rms_norm_eps
         scale = config.residual_scale or (width + 1) ** 0.5 * (1.0 if config.num_experts else 4.0)
@@ -49,6 +78,7 @@ class Block(GradientCheckpointingLayer):
         self.attention_norm, self.ffn_norm = RMSNorm(width, eps), RMSNorm(width, eps)
         self.attention_residual, self.ffn_residual = Residual(scale, space=space), Residual(scale, space=space)
         self.attention = _attention(config)
+        self.attention.layer_idx = layer
         self.ffn = (
             MiCE(
                 width,
@@ -60,11 +90,13 @@ class Block(GradientCheckpointingLayer):
                 learn_curvatures=config.learn_curvatures,
                 space=space,
             )
-            if experts
+            if config.has_experts(layer)
             else FeedForward(width, config.intermediate_size, space)
         )
 
-    def forward(self, x: Tensor, table: Table, rule: Visible, store: Store | None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, x: Tensor, table: Table, rule: Visible, store: Store | PointStore | None
+    ) -> tuple[Tensor, Tensor | None]:
         h, t = self.attention_norm.lifted(x, self.space)
         x, h, t = self.attention_residual.normed(x, self.attention(h, table, rule, store, t), self.ffn_norm)
         out = self.ffn(h, t)
@@ -110,33 +142,65 @@ class HelmPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _supports_sdpa = True
+    _supports_attention_backend = True
     _can_compile_fullgraph = True
     _no_split_modules = ["Block"]  # noqa: RUF012 (the name and type that transformers reads)
     _keep_in_fp32_modules_strict = ["gate", "curvature"]  # noqa: RUF012 (as they do where a model is cast)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Called by transformers for what a checkpoint did not fill: also for a gate's counter, which none keeps."""
-        if any(getattr(p, "_is_hf_initialized", False) for p in module.parameters(recurse=False)):
+        """Called by transformers for what a checkpoint did not fill: also for a gate's counter, which none keeps.
+
+        A plain `nn.Linear` is drawn by the layer that holds it. Where only a part of a layer was filled, transformers
+        sees to it that `torch.nn.init` leaves that part alone.
+        """
+        if type(module) is nn.Linear:
+            held = module
+            module = next((m for m in self.modules() if isinstance(m, Linear | Head) and m.linear is held), held)
+            module._is_hf_initialized = True  # pyright: ignore[reportArgumentType]
+        own = list(module.parameters()) if isinstance(module, Linear | Head) else list(module.parameters(recurse=False))
+        if own and all(getattr(p, "_is_hf_initialized", False) for p in own):
             if isinstance(module, Gate):
                 nn.init.zeros_(module.load)
         elif callable(reset := getattr(module, "reset_parameters", None)):
             reset()
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, key_mapping: dict[str, str] | None = None, **kwargs: Any) -> Any:
+        """As transformers does it; weights may have the names that earlier versions gave them."""
+        found = super().from_pretrained(*args, key_mapping={**FORMER_NAMES, **(key_mapping or {})}, **kwargs)
+        model = found[0] if isinstance(found, tuple) else found
+        model._weight_conversions = None  # else they would be saved under their former names
+        return found
+
     def no_weight_decay(self) -> set[str]:
-        """For optimisers that ask: biases of experts and time columns, whose number of dimensions does not tell."""
-        return {name for name, _ in self.named_parameters() if name.rpartition(".")[2] in ("bias", "time_weight")}
+        """For optimisers that ask: biases, also of experts, time columns, and all that has fewer than two dimensions
+        (norms, temperatures, residual weights, curvatures)."""
+        spared = ("bias", "time_weight")
+        return {n for n, p in self.named_parameters() if p.ndim < 2 or n.rpartition(".")[2] in spared}
+
+    def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
+        """As transformers does it, with a file that says where the classes are: so the folder loads in programs that do
+        not import leafward, with trust_remote_code=True."""
+        self.config.auto_map = AUTO_MAP
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if kwargs.get("is_main_process", True):
+            Path(save_directory, SHIM).write_text(SHIM_TEXT, encoding="utf-8")
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """Nothing: what was loaded by the file beside it would be saved with copies of our modules in its place."""
 
 
 class HelmModel(HelmPreTrainedModel):
     """Tokens to the normalised space part that the head reads: (B,T) -> (B,T,n)."""
 
+    _keys_to_ignore_on_load_unexpected = [r"^lm_head\."]  # noqa: RUF012 (as transformers reads it)
+
     def __init__(self, config: HelmConfig) -> None:
         super().__init__(config)
         width, space = config.hidden_size, config.space
         self.embed = Embedding(config.vocab_size, width, config.first_radius, space=space)
-        self.layers = nn.ModuleList(
-            Block(config, config.has_experts(index)) for index in range(config.num_hidden_layers)
-        )
+        self.layers = nn.ModuleList(Block(config, index) for index in range(config.num_hidden_layers))
         self.project = Linear(width, width, space=space)
         self.norm = RMSNorm(width, config.rms_norm_eps)
         self.hope = config.hope
@@ -158,12 +222,16 @@ class HelmModel(HelmPreTrainedModel):
         use_cache: bool | None = None,
         documents: Tensor | None = None,
         output_hidden_states: bool | None = None,
-        **_: object,
+        **more: Any,
     ) -> HelmModelOutput:
-        """`attention_mask` (B,S): 1 for tokens, 0 for padding. `documents` (B,T): ids of packed sequences."""
+        """`attention_mask` (B,S): 1 for tokens, 0 for padding; or (B,·,T,S), which says for all pairs what is seen, as
+        True or as what is added to the scores. `documents` (B,T): ids of packed sequences; without them, a mask and a
+        cache, `position_ids` (B,T) that start again begin a new one. `more` goes to attention functions."""
         if (input_ids is None) == (inputs_embeds is None):
             raise UsageError("give exactly one of input_ids and inputs_embeds")
         x = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
+        if documents is None:
+            documents = packed(position_ids, attention_mask, past_key_values, x.shape[0])
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and documents is None
         if use_cache and past_key_values is None:
@@ -171,10 +239,12 @@ class HelmModel(HelmPreTrainedModel):
         past = past_key_values.get_seq_length() if past_key_values is not None else 0
         places = past + torch.arange(x.shape[1], device=x.device)
         table = self.hope.table(places if position_ids is None else position_ids, x.dtype)
-        rule = self._rule(x, attention_mask, documents, past_key_values, places)
-        states, balance = [x], x.new_zeros(len(x), dtype=torch.float32)
+        rule = rule_of(self.config, x, attention_mask, documents, past_key_values, places, more)
+        states, balance = [x], x.new_zeros(x.shape[0], dtype=torch.float32)
         for index, layer in enumerate(self.layers):
-            store = None if past_key_values is None else partial(past_key_values.update, layer_idx=index)
+            store = paged_store(more, self.config, index)
+            if past_key_values is not None:
+                store = partial(past_key_values.update, layer_idx=index)
             x, extra = layer(x, table, rule, store)
             balance = balance if extra is None else balance + extra
             states.append(x)
@@ -183,39 +253,6 @@ class HelmModel(HelmPreTrainedModel):
             past_key_values=past_key_values,
             hidden_states=tuple(states) if output_hidden_states else None,  # pyright: ignore[reportArgumentType]
             balance=balance,
-        )
-
-    def _rule(
-        self, x: Tensor, mask: Tensor | None, documents: Tensor | None, cache: Cache | None, places: Tensor
-    ) -> Visible:
-        """What the tokens at `places` (T,) see."""
-        fixed = cache is not None and cache.is_compileable  # of fixed size, with room to spare
-        if mask is not None and not fixed:
-            past = 0 if cache is None else cache.get_seq_length()
-            _need_shape("attention_mask", mask, (x.shape[0], past + x.shape[1]))
-        if documents is not None:
-            if cache is not None:
-                raise UsageError("documents are for training; they do not go with a cache")
-            _need_shape("documents", documents, x.shape[:2])
-            if mask is not None:
-                documents = torch.where(mask.bool(), documents, -1)
-        elif mask is not None:
-            documents = mask.long() - 1  # padding is a document of its own
-        window = self.config.sliding_window
-        if cache is not None and (documents is not None or window is not None):
-            # The keys of a cache need not begin with the first token (a sliding one drops what no query sees any more)
-            # nor end with the last.
-            keys, first = cache.get_mask_sizes(x.shape[1], 0)
-            places = places - first
-            if documents is not None:
-                documents = documents[:, first : first + keys]
-                documents = F.pad(documents, (0, keys - documents.shape[1]), value=-1)
-        return visible(
-            window=window,
-            documents=documents,
-            length=x.shape[1] if cache is None else None,  # a block mask pays where the shape comes again and again
-            device=x.device,
-            positions=places if fixed else None,
         )
 
 
@@ -228,24 +265,54 @@ def _mean_by_labels(balance: Tensor, labels: Tensor) -> Tensor:
     return (balance * counts).sum() / counts.sum().clamp_min(1)
 
 
-def _need_shape(name: str, given: Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(given.shape) != tuple(shape):
-        raise UsageError(f"{name} must have shape (batch, tokens) = {tuple(shape)}, got {tuple(given.shape)}")
+class Augmented:
+    """The base model of a `HelmForCausalLM` whose last hidden state is augmented by the time, [s; t; 0…]: times the
+    `weight` of the head, which has a column for the time, it gives the logits. TRL's trainers compute them so."""
+
+    def __init__(self, whole: HelmForCausalLM) -> None:
+        self.whole = whole
+
+    def __call__(self, *args: Any, **kwargs: Any) -> HelmModelOutput:
+        out = self.whole.model(*args, **kwargs)
+        out.last_hidden_state = self.whole.lm_head.augmented(out.last_hidden_state)
+        return out
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.whole.model, name)
 
 
 class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
     """HELM with a head: loss by chunks where labels are given, logits in float32 otherwise and in evaluation."""
 
-    _tied_weights_keys = {"head.weight": "model.embed.weight"}  # noqa: RUF012 (as transformers reads it)
+    balance_rate: float | None = 1e-3
+    """Step by which the gates' biases move after each step of an optimiser; None: whoever trains calls `rebalance`."""
+    _tied_weights_keys = {"lm_head.linear.weight": "model.embed.weight"}  # noqa: RUF012 (as transformers reads it)
 
     def __init__(self, config: HelmConfig) -> None:
         super().__init__(config)
         self.model = HelmModel(config)
-        self.head = Head(config.hidden_size, config.vocab_size, config.head, config.space)
+        self.lm_head = Head(config.hidden_size, config.vocab_size, config.head, config.space)
         self.post_init()
+        watch(self)
+
+    def train(self, mode: bool = True) -> HelmForCausalLM:
+        if mode:
+            refuse_quantised(self)
+            watch(self)  # a copy was not constructed
+        return super().train(mode)
+
+    @property
+    def base_model(self) -> Augmented:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """For tools that multiply what it returns by the weight of the head themselves."""
+        return Augmented(self)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for name in ("weight", "time_weight", "log_scale"):
+            renamed(state_dict, f"{prefix}head.{name}", f"{prefix}lm_head.{name}")
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def get_output_embeddings(self) -> nn.Module:
-        return self.head
+        return self.lm_head
 
     @torch.no_grad()
     def resize_token_embeddings(
@@ -262,11 +329,11 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
             return embed
         width, space = config.hidden_size, config.space
         fresh = Embedding(rows, width, config.first_radius, space=space), Head(width, rows, config.head, space)
-        for new, old in zip(fresh, (embed, self.head), strict=True):
+        for new, old in zip(fresh, (embed, self.lm_head), strict=True):
             new.to(device=self.device, dtype=self.dtype).train(self.training)
             for name, value in old.named_parameters():
                 new.get_parameter(name)[: len(value)] = value[:rows]
-        self.model.embed, self.head = fresh
+        self.model.embed, self.lm_head = fresh
         config.vocab_size = rows
         self.tie_weights()
         return fresh[0]
@@ -289,7 +356,7 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         output_hidden_states: bool | None = None,
         num_items_in_batch: int | Tensor | None = None,
-        **_: object,
+        **more: Any,
     ) -> CausalLMOutputWithPast:
         """Labels are the tokens themselves, shifted in here; -100 does not count. In training mode with labels the
         logits are not returned: they would be the largest tensor by far.
@@ -305,17 +372,18 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
             use_cache,
             documents,
             output_hidden_states,
+            **more,
         )
         s, loss, logits = out.last_hidden_state, None, None
         if labels is not None:
-            loss = self.head.loss(s[:, :-1], labels[:, 1:])
+            loss = self.lm_head.loss(s[:, :-1], labels[:, 1:])
             if self.training and self.config.num_experts:
                 loss = loss + self.config.balance_weight * _mean_by_labels(out.balance, labels)
             if num_items_in_batch is not None:
                 loss = loss * ((labels[:, 1:] != IGNORED).sum() / num_items_in_batch)
         if labels is None or not self.training:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            logits = self.head(s[:, kept])
+            logits = self.lm_head(s[:, kept])
         return CausalLMOutputWithPast(
             loss=loss,  # pyright: ignore[reportArgumentType]
             logits=logits,

@@ -95,9 +95,26 @@ class HelmConfig(PreTrainedConfig):
         the same: one constant for all.
     rope_stretch: arguments of `leafward.nn.Stretch` to reach beyond the trained context, or None.
     sliding_window: tokens that a token sees, itself included; None: all before it. Caches keep no more than these.
+    head_dim: coordinates of a head, by default hidden_size/num_attention_heads; with `kv_latent` those of its longest
+        vector, which follow from the other widths.
+
+    Many settings also have the names that other models give them (`attribute_map`), for tools that look for those.
     """
 
     model_type = "helm"
+    attribute_map: ClassVar[dict[str, str]] = {
+        "num_experts_per_tok": "num_active_experts",
+        "n_routed_experts": "num_experts",
+        "num_local_experts": "num_experts",
+        "n_shared_experts": "num_shared_experts",
+        "moe_intermediate_size": "expert_size",
+        "first_k_dense_replace": "num_dense_layers",
+        "kv_lora_rank": "kv_latent",
+        "q_lora_rank": "query_latent",
+        "qk_nope_head_dim": "nope_width",
+        "qk_rope_head_dim": "rope_width",
+        "v_head_dim": "value_width",
+    }
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]  # the Trainer adds a list to it
 
     def __init__(
@@ -136,12 +153,17 @@ class HelmConfig(PreTrainedConfig):
         tie_word_embeddings: bool = False,
         **kwargs: Any,
     ) -> None:
-        given = locals()
+        given = {**locals(), **_renamed(kwargs)}
         for name in _own_names():
             setattr(self, name, given[name])
         _check(self)  # refuse what makes no sense now, not in the middle of a run
+        self.head_dim = self._head_dim()
         self.expert_curvatures = list(expert_curvatures)
         super().__init__(**{**kwargs, "tie_word_embeddings": tie_word_embeddings})
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
+        """Nothing: see `HelmPreTrainedModel.register_for_auto_class`."""
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> HelmConfig:
@@ -171,6 +193,11 @@ class HelmConfig(PreTrainedConfig):
         if self.tie_word_embeddings:
             return 0.25
         return 1.0 if self.geometry == "lorentz" else self.hidden_size**0.5
+
+    def _head_dim(self) -> int:
+        if self.kv_latent is not None:
+            return max(self.nope_width + self.rope_width, self.value_width)
+        return self.head_dim or self.hidden_size // self.num_attention_heads
 
     @property
     def turned_width(self) -> int:
@@ -252,6 +279,12 @@ def _check_experts(config: HelmConfig) -> None:
 
 def _positive(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0.0 < value < math.inf
+
+
+def _renamed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Takes out of `settings` those that go by another model's name, and gives them under ours."""
+    names = {theirs: ours for theirs, ours in HelmConfig.attribute_map.items() if theirs in settings}
+    return {ours: settings.pop(theirs) for theirs, ours in names.items()}
 
 
 def _own_names() -> list[str]:

@@ -32,8 +32,8 @@ def result(
     """What a run found; `counts`: the data by split."""
     first = results[0]
     subtitle = (
-        f"{first['parameters']:,} weights, {config.geometry}{' and its twin' if config.twin else ''}, "
-        f"{config.seeds} seed{'s' * (config.seeds > 1)}, {first['tokens']:,} tokens in {config.loop.steps} steps"
+        f"{first['parameters']:,} weights, {config.geometry}{' and its twin' if config.arms.twin else ''}, "
+        f"{config.arms.seeds} seed{'s' * (config.arms.seeds > 1)}, {first['tokens']:,} tokens in {config.loop.length}"
     )
     numbers = headline(config.geometry, results, scores)
     values = {"members": list(results), "data": dict(counts)}
@@ -53,7 +53,7 @@ def result(
         made.text(each["sample"] or "(the document ended at once)")
     made.section("Data")
     rows = [[name, each["documents"], each["tokens"], each["bytes"]] for name, each in counts.items()]
-    made.table(["split", "documents", "tokens", "bytes"], rows, str(config.data))
+    made.table(["split", "documents", "tokens", "bytes"], rows, str(config.data.source))
     return made
 
 

@@ -95,7 +95,7 @@ def token_losses(model: HelmForCausalLM, batch: dict[str, Tensor]) -> Tensor:
     states = model.model(
         batch["input_ids"], position_ids=batch["position_ids"], documents=batch["documents"], use_cache=False
     ).last_hidden_state
-    features, matrix = model.head.lanes(states[:, :-1])
+    features, matrix = model.lm_head.lanes(states[:, :-1])
     features, labels = features.flatten(0, 1), batch["labels"][:, 1:]
     rows = max(1, CHUNK // matrix.shape[0])
     losses = [

@@ -93,9 +93,11 @@ class LanguageTask:
             model.rebalance(rate)
 
         handle = register_optimizer_step_post_hook(after_update) if gates else None
+        before, model.balance_rate = model.balance_rate, None
         try:
             yield
         finally:
+            model.balance_rate = before
             if handle is not None:
                 handle.remove()
 

@@ -42,7 +42,7 @@ def flops_per_token(model: HelmForCausalLM, context: int) -> float:
     active ones. H d is the width of queries and keys of all heads, averaged with that of the values.
     """
     weights = sum(parameter.numel() for parameter in model.parameters())
-    if model.head.weight is not embedding(model):
+    if model.lm_head.linear.weight is not embedding(model):
         weights -= embedding(model).numel()
     for module in model.modules():
         if isinstance(module, MiCE):

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from leafward.config import checked
 from leafward.data.text import Corpus, prepare
 from leafward.data.text.tokenizer import encode, load_tokenizer, size
-from leafward.engine import Cluster, Experiment, Member, RunDirectory, fit, session
+from leafward.engine import Cluster, Experiment, Member, RunDirectory, train_loop
 from leafward.engine.experiment import by_geometry, curves
 from leafward.errors import DataError, UsageError
 from leafward.files import finite, read_record, replacing, write_json
@@ -29,7 +28,8 @@ from leafward.systems.helm import (
     save_model,
     score,
 )
-from leafward.systems.helm.config import MAY_CHANGE, Config, check
+from leafward.systems.helm import config as settings
+from leafward.systems.helm.config import Config
 from leafward.systems.helm.open import DATA, SCORES, TOKENS
 from leafward.systems.helm.throughput import MeteredRun, speed
 
@@ -42,21 +42,21 @@ ALIGNED = 64
 class Training(Experiment[Config]):
     """Both geometries and several seeds on the same tokens."""
 
-    recipe, may_change, leftovers, kind = "helm", MAY_CHANGE, (DATA, SCORES), MeteredRun
+    recipe, settings, leftovers, kind = "helm", settings, (DATA, SCORES), MeteredRun
     corpus: Corpus
 
     def arms(self) -> dict[str, Config]:
         return by_geometry(self.config)
 
-    def seeds(self) -> range:
-        return range(self.config.loop.seed, self.config.loop.seed + self.config.seeds)
+    def inputs(self) -> dict[str, Path]:
+        return {name: path for name, path in super().inputs().items() if not name.endswith("cache")}
 
     def prepare(self, run: RunDirectory) -> None:
         """The tokens, made by the first rank. If the data cannot be used, a fresh run directory is removed."""
 
         def make() -> str:
             try:
-                return str(_tokenised(self.config, run).folder)
+                return str(_tokenised(self.config, run, self.data_changed).folder)
             except BaseException:
                 if self.fresh:
                     shutil.rmtree(run.path)
@@ -73,35 +73,27 @@ class Training(Experiment[Config]):
         return report.result(self.config, self.corpus.counts, results, scores, curves(members))
 
 
-def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:
-    """Tokenise, train, score and sample in the run directory `out`; returns what result.json holds.
-
-    Start it with torchrun for several ranks. Raises `engine.Interrupted` after SIGTERM or SIGINT, once everything is
-    saved; the same call with `resume` goes on from there.
-    """
-    config = checked(Config, config)
-    check(config)
-    with session(config.loop.device, config.loop.timeout) as cluster:
-        return Training(config, cluster).run(out, resume=resume, overwrite=overwrite)
+run = Training.launch
 
 
-def _tokenised(config: Config, run: RunDirectory) -> Corpus:
-    """The tokens of the run, and a check that model and prompt go with them."""
-    assert config.data is not None
-    if config.tokenizer is not None:  # before the long work
-        model_config(config, load_tokenizer(config.tokenizer))
+def _tokenised(config: Config, run: RunDirectory, changed: bool) -> Corpus:
+    """The tokens of the run, and a check that model and prompt go with them; `changed`: other data are meant."""
+    data = config.data
+    assert data.source is not None
+    if data.tokenizer is not None:  # before the long work
+        model_config(config, load_tokenizer(data.tokenizer))
     corpus = prepare(
-        config.data,
-        config.cache or run.path / TOKENS,
-        field=config.field,
-        tokenizer=config.tokenizer,
-        vocab_size=config.vocab_size or PRESETS[config.model]["vocab_size"],
-        validation=config.validation,
+        data.source,
+        data.cache or run.path / TOKENS,
+        field=data.field,
+        tokenizer=data.tokenizer,
+        vocab_size=data.vocab_size or PRESETS[config.model]["vocab_size"],
+        validation=data.validation,
     )
     _sample_length(config, corpus.tokenizer)
     record = run.path / DATA
-    if record.is_file() and read_record(record).get("key") != corpus.key:
-        raise DataError(f"{config.data} or its tokenizer has changed since {run.path} was started; start a new run")
+    if record.is_file() and not changed and read_record(record).get("key") != corpus.key:
+        raise DataError(f"{data.source} or its tokenizer has changed since {run.path} was started; start a new run")
     write_json(record, {"key": corpus.key, "folder": str(corpus.folder.resolve())})
     return corpus
 
@@ -118,7 +110,7 @@ def _sample_length(config: Config, tokenizer: Any) -> int:
 def model_config(config: Config, tokenizer: Any) -> HelmConfig:
     """The model's configuration for this tokenizer."""
     tokens = size(tokenizer)
-    rows = -(-tokens // ALIGNED) * ALIGNED if config.vocab_size is None else config.vocab_size
+    rows = -(-tokens // ALIGNED) * ALIGNED if config.data.vocab_size is None else config.data.vocab_size
     if tokens > rows:
         raise UsageError(
             f"the tokenizer has {tokens} tokens, more than the model's vocab_size of {rows}; "
@@ -148,13 +140,13 @@ def _train_member(
         config.context,
         cluster=cluster,
         eval_batch=rows,
-        eval_tokens=config.eval_tokens,
+        eval_tokens=config.data.eval_tokens,
         keep_best=config.loop.patience is not None,
     )
     parameters = sum(parameter.numel() for parameter in model.parameters())
     run.meter(model, config.context, cluster.device, cluster.world)
     with task.balancing(model, config.balance_rate):
-        fitted = fit(model, task, config.loop, config.optim, run, cluster)
+        fitted = train_loop(model, task, config.loop, config.optim, run, cluster)
     save_model(model, corpus.tokenizer, member.model, cluster)
 
     def conclude() -> dict[str, Any]:

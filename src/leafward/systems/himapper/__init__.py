@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 from leafward._lazy import lazy
 
 if TYPE_CHECKING:
-    from leafward.systems.himapper.loss import HierarchyLosses
+    from leafward.systems.himapper.losses import HierarchyLosses
     from leafward.systems.himapper.mapper import HierarchyMapper
     from leafward.systems.himapper.model import Hierarchy, HiMapper
     from leafward.systems.himapper.tree import TreeShape
 
 _HOME = {
-    "loss": ("HierarchyLosses",),
+    "losses": ("HierarchyLosses",),
     "mapper": ("HierarchyMapper",),
     "model": ("HiMapper", "Hierarchy"),
     "tree": ("TreeShape",),

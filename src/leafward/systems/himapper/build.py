@@ -48,7 +48,7 @@ class MappedCard:
 
 def card_of(config: Config, model: str, arguments: dict[str, Any], classes: list[str], head: str = "") -> MappedCard:
     """The card of a model on the timm backbone `model` with the task's `head`."""
-    card = Card(config.task, model, arguments, classes, config.size, head, *expected_pixels(config))
+    card = Card(config.data.task, model, arguments, classes, config.data.size, head, *expected_pixels(config))
     hierarchy = {
         "leaves": config.leaves,
         "levels": config.levels,
@@ -161,7 +161,7 @@ def backbone_source(config: Config) -> Iterator[tuple[str, dict[str, Any], dict[
     given = str(config.backbone)
     if given.startswith("timm:"):
         name = given.removeprefix("timm:")
-        arguments = vision.size_arguments(name, config.task, config.size)
+        arguments = vision.size_arguments(name, config.data.task, config.data.size)
         if config.weights is not None:
             _check_weights(config.weights, name)
             yield name, arguments, _loading({"file": str(config.weights)})
@@ -184,7 +184,7 @@ def backbone_source(config: Config) -> Iterator[tuple[str, dict[str, Any], dict[
         file = Path(folder) / "backbone.safetensors"
         save_file({name: value.contiguous() for name, value in state.items()}, file)
         # It may have had images of another size: timm then fits the embeddings of the places.
-        arguments = card.arguments | vision.size_arguments(card.model, config.task, config.size)
+        arguments = card.arguments | vision.size_arguments(card.model, config.data.task, config.data.size)
         yield card.model, arguments, _loading({"file": str(file), "num_classes": len(card.classes)})
 
 

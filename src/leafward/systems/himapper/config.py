@@ -10,31 +10,38 @@ the tree too, with the same steps, data order and augmentation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from leafward.config import Count, NonNegative, Part, Pixels, Positive, Seeds, Settings, Share
-from leafward.engine.config import CHANGEABLE_LOOP, LoopConfig, OptimConfig
+from leafward.config import Count, NonNegative, Positive, Settings, Share
+from leafward.engine.config import Arms, LoopConfig, OptimConfig
 from leafward.errors import UsageError, need
+from leafward.systems.vision import config as vision
 from leafward.systems.vision.augment import Augment
-from leafward.systems.vision.config import Decoder
+from leafward.systems.vision.config import Data
 
 SUMMARY = "Hi-Mapper on a pretrained backbone, beside the plain backbone and the flat twin at the same budget."
-MAY_CHANGE = (*(f"loop.{name}" for name in sorted(CHANGEABLE_LOOP - {"steps"})), "check")
-"""Fields that a resumed run may change. Not the steps: the learning rate's schedule ends with them."""
+MAY_CHANGE = vision.MAY_CHANGE
+
+
+class Losses(Settings, frozen=True):
+    """Weights of what teaches the hierarchy, beside the task's own loss; of each there is a module in losses/."""
+
+    contrast: NonNegative = 0.1
+    """Every node nearer to its parent than to the other nodes of its level."""
+    kl: NonNegative = 0.01
+    """Divergence of the top level from the unit Gaussian."""
 
 
 class Config(Settings, frozen=True):
     """The data, the backbone, the hierarchy and the training. The defaults are the preset `quick`."""
 
-    task: Literal["classify", "segment", "detect"] = "classify"
-    """What is learned."""
-    data: str | None = None
-    """Classify: class folders, Parquet, .npz, a Hugging Face data set, torchvision:NAME:FOLDER. Segment: images and
-    masks, ADE20K or VOC. Detect: COCO JSON or VOC XML."""
+    EARLIER: ClassVar[Mapping[str, str]] = {"contrast_weight": "losses.contrast", "kl_weight": "losses.kl"}
+
+    data: Data = Data()
     backbone: str | None = None
     """timm:NAME, or a run (or published model) of classification whose backbone to take."""
     pretrained: bool = True
@@ -62,30 +69,10 @@ class Config(Settings, frozen=True):
     """τ of the contrast between parents and the other nodes of a level."""
     sibling_weight: Share = 1.0
     """Weight of siblings among the negatives: 1 as in the paper, 0 leaves them out."""
-    contrast_weight: NonNegative = 0.1
-    """Weight of the contrast beside the task's own loss."""
-    kl_weight: NonNegative = 0.01
-    """Weight of the divergence of the top level from the unit Gaussian."""
-    size: Pixels = 96
-    """Side in pixels of the images (classify), of the crops (segment), or the shorter side (detect)."""
-    decoder: Decoder = "semantic-fpn"
-    """Head for segmentation: semantic-fpn, or smp:NAME for a decoder of segmentation_models_pytorch."""
-    sliding: bool = False
-    """Segment: predict by overlapping windows of the training size instead of whole images."""
-    ignore: int | None = 255
-    """Segment: the mask value of pixels that do not count."""
-    taxonomy: Path | None = None
-    """Classify: a taxonomy with the classes as nodes, for hierarchical scores."""
-    held_out: Part = 0.1
-    """Part of the data that is held out where they have no split of their own."""
-    check: bool = True
-    """A look at every file before training starts; --no-check goes without."""
-    twin: bool = False
-    """Fine-tune also the plain backbone and the tree in the other geometry, and report the paired differences."""
+    losses: Losses = Losses()
     ablation: bool = False
     """Fine-tune also the deterministic tree."""
-    seeds: Seeds = 1
-    """Replicates with neighbouring seeds; two or more give intervals over seeds."""
+    arms: Arms = Arms()
     augment: Augment = Augment()
     loop: LoopConfig = LoopConfig(steps=300, batch_size=32, eval_every=100, checkpoint_every=100)
     optim: OptimConfig = OptimConfig(lr=5e-4, betas=(0.9, 0.999), weight_decay=1e-4, warmup_steps=20)
@@ -95,8 +82,8 @@ class Config(Settings, frozen=True):
         need(self.leaves % most == 0, "leaves", f"a multiple of 2^(levels − 1) = {most}", self.leaves)
         safe = self.weights is None or self.weights.suffix == ".safetensors"
         need(safe, "weights", "a .safetensors file", self.weights)
-        alone = not (self.plain and (self.twin or self.ablation))
-        need(alone, "plain", "off where others are compared with it (twin, ablation)", self.plain)
+        alone = not (self.plain and (self.arms.twin or self.ablation))
+        need(alone, "plain", "off where others are compared with it (arms.twin, ablation)", self.plain)
         need(not (self.ablation and self.deterministic), "ablation", "off for the deterministic tree itself", True)
 
 
@@ -108,8 +95,7 @@ def quick() -> Config:
 def segment() -> Config:
     """The Semantic FPN head on small crops."""
     return Config(
-        task="segment",
-        size=128,
+        data=Data(task="segment", size=128),
         loop=LoopConfig(steps=200, batch_size=8, eval_every=100, checkpoint_every=100),
         optim=OptimConfig(lr=3e-4, betas=(0.9, 0.999), weight_decay=1e-4, warmup_steps=20),
     )
@@ -118,8 +104,7 @@ def segment() -> Config:
 def detect() -> Config:
     """Mask R-CNN on small images."""
     return Config(
-        task="detect",
-        size=160,
+        data=Data(task="detect", size=160),
         loop=LoopConfig(steps=200, batch_size=4, eval_every=200, checkpoint_every=100),
         optim=OptimConfig(lr=3e-4, betas=(0.9, 0.999), weight_decay=1e-4, warmup_steps=20),
     )
@@ -130,17 +115,8 @@ def _paper(model: str, size: int = 224) -> Callable[[], Config]:
         """The paper's fine-tuning on ImageNet-1k: 50 epochs of 1251 updates with 1024 images."""
         return Config(
             backbone=f"timm:{model}",
-            size=size,
-            check=False,
-            augment=Augment(
-                auto="rand-m9-mstd0.5-inc1",
-                scale=(0.08, 1.0),
-                jitter=0.4,
-                erase=0.25,
-                mixup=0.8,
-                cutmix=1.0,
-                smoothing=0.1,
-            ),
+            data=Data(size=size, check=False),
+            augment=vision.STRONG,
             loop=LoopConfig(
                 steps=50 * 1251,
                 batch_size=1024,
@@ -174,7 +150,6 @@ PRESETS: dict[str, Callable[[], Config]] = {
 
 def check(config: Config) -> None:
     """Refuse what is missing, before anything heavy is imported."""
-    if config.data is None:
-        raise UsageError("--data must name the images to train on")
+    vision.check(config)
     if config.backbone is None:
         raise UsageError("--backbone must be timm:NAME, or a run whose backbone to take")

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from leafward.config import replace
+from leafward.config import checked
 from leafward.errors import UsageError
+from leafward.systems.himapper.config import Config
+from leafward.systems.vision.evaluate import of_card, with_data
 
 if TYPE_CHECKING:
     from rich.console import Console
     from torch import nn
 
-    from leafward.systems.vision.config import Config as VisionConfig
 
 SUMMARY = "Accuracy, mean IoU or COCO AP of Hi-Mapper and of what it was compared with."
 
@@ -48,33 +49,28 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         return model, card.vision.classes
 
     config, members = _of_run(args) if is_run(args.target) else _of_model(args)
-    config = replace(config, data=args.data or config.data, taxonomy=args.taxonomy or config.taxonomy)
+    config = with_data(config, args.data, args.taxonomy)
     task = make_task(config, pixels_of(args.target))
     results, units = measure(task, args.target, members, open_classes, args.device)
-    title, of = f"Evaluation: Hi-Mapper, {config.task}", f"{args.target} on {config.data}"
-    return conclude(report.result(title, of, task.monitor, results, units), args, config.data, console)
+    title, of = f"Evaluation: Hi-Mapper, {config.data.task}", f"{args.target} on {config.data.source}"
+    return conclude(report.result(title, of, task.monitor, results, units), args, config.data.source, console)
 
 
-def _of_run(args: Args) -> tuple[VisionConfig, list[dict[str, Any]]]:
+def _of_run(args: Args) -> tuple[Any, list[dict[str, Any]]]:
     """What a finished run learned from what, and its models as its result names them."""
-    from leafward.config import checked
     from leafward.engine import RunDirectory
-    from leafward.systems.himapper.config import Config
-    from leafward.systems.himapper.train import vision_config
 
     trained = RunDirectory.open(args.target)
     if trained.recipe != "himapper" or not trained.finished:
         raise UsageError(f"{args.target} is not the directory of a finished run of recipe 'himapper'")
-    return vision_config(checked(Config, trained.config)), trained.result()["members"]
+    return checked(Config, trained.config), trained.result()["members"]
 
 
-def _of_model(args: Args) -> tuple[VisionConfig, list[dict[str, Any]]]:
+def _of_model(args: Args) -> tuple[Any, list[dict[str, Any]]]:
     """Settings that fit a published model, which has nothing to be compared with."""
     from leafward.systems.himapper.build import read_card
-    from leafward.systems.vision.config import Config
 
     card = read_card(args.target).vision
     if args.data is None:
         raise UsageError(f"{args.target} is a model, not a run: give --data to score it on")
-    settings: Any = {"task": card.task, "size": card.size, "ignore": card.ignore}
-    return Config(**settings), [{"name": args.target.name, "model": ".", "arm": args.target.name}]
+    return of_card(card), [{"name": args.target.name, "model": ".", "arm": args.target.name}]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leafward.config import to_dict
 from leafward.errors import UsageError, nearest
 from leafward.geometry import Curvature, space_of
 from leafward.geometry.scalars import wide
 from leafward.nn.space import GEOMETRIES
-from leafward.systems.himapper.loss import HierarchyContrast, HierarchyLosses
+from leafward.systems.himapper.config import Losses
+from leafward.systems.himapper.losses import HierarchyLosses, Seen, losses_of
 from leafward.systems.himapper.tree import GaussianTree, Samples, TreeShape
 
 CURVATURE_BOUNDS = (0.1, 10.0)
@@ -137,7 +141,13 @@ class HierarchyMapper(nn.Module):
         self.encoding = Encoding(shape, width, dim, heads)
         self.to_tangent = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, dim))
         self.manifold = space_of(geometry, Curvature(1.0, *CURVATURE_BOUNDS))
-        self.contrast = HierarchyContrast(shape, temperature, sibling_weight)
+        self.temperature, self.sibling_weight = temperature, sibling_weight
+        self.learn(to_dict(Losses()))
+
+    def learn(self, weights: Mapping[str, float]) -> None:
+        """Take the losses of these names, with these weights, in place of the usual ones."""
+        self.weights = dict(weights)
+        self.teachers = losses_of(self, weights).to(self.tree.mean.device)
 
     def forward(self, tokens: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens (B, T, C) and global feature (B, V) -> v^L (B, V) and nodes (B, M, d)."""
@@ -163,8 +173,8 @@ class HierarchyMapper(nn.Module):
     def losses(self, nodes: Tensor) -> HierarchyLosses:
         """What teaches the hierarchy, from nodes (B, M, d)."""
         points = self.points(nodes)
-        contrasts = self.contrast.each(self.manifold.cdist(points, points))
-        return HierarchyLosses(contrasts.mean(), self.tree.kl(), contrasts)
+        seen = Seen(nodes, points, self.manifold.cdist(points, points), self.tree)
+        return HierarchyLosses({name: teacher(seen) for name, teacher in self.teachers.items()}, self.weights)
 
     @property
     def curvature(self) -> float:

@@ -38,7 +38,7 @@ class HiMapper(nn.Module):
     last map, and v^L is added to every place of it. Its parameters begin as they are, and so do its outputs.
 
     `mixture`: "sample" or "moments" (see `GaussianTree`); `probabilistic=False` is the deterministic tree.
-    `geometry`: "lorentz" or "euclidean", the twin. `temperature` and `sibling_weight`: see `HierarchyContrast`.
+    `geometry`: "lorentz" or "euclidean", the twin. `temperature` and `sibling_weight`: see `losses.contrast`.
     `freeze_backbone` trains the mapper and the classifier alone; the backbone then stays in evaluation mode.
     """
 

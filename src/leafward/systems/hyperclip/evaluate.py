@@ -95,12 +95,12 @@ def _by_model(args: Args) -> tuple[Tensor, Tensor, Tensor, list[str], Comparison
         raise UsageError("--data must name the labelled images; vectors go to --features, without TARGET")
     templates, compare = TEMPLATES, Comparison()
     if config is not None:
-        templates = (config.template,)
-        compare = Comparison(config.score, config.c, config.radius_weight, config.scale)
+        templates, adapt = (config.data.template,), config.adapt
+        compare = Comparison(adapt.score, adapt.c, adapt.radius_weight, config.scale)
     if args.templates is not None:
         templates = read_templates(args.templates)
     target = args.target
-    if config is not None and config.method == "frozen":  # such a run holds no model of its own
+    if config is not None and config.adapt.method == "frozen":  # such a run holds no model of its own
         target = config.model
     encoder = open_target(target, args.device)
     unit = compare.score == "cosine"  # the other scores see the norms

@@ -21,21 +21,15 @@ Row = dict[str, Any]
 
 def result(config: Config, data: Data, rows: Sequence[Row]) -> Result:
     """What was found; the rows of a method follow one another, one for each seed."""
-    methods: dict[str, list[Row]] = {}
-    for row in rows:
-        methods.setdefault(row["method"], []).append(row)
-    several = len(next(iter(methods.values()))) > 1
-    intervals = (
-        f"Means over {len(rows) // len(methods)} seeds with Student's 95 % interval."
-        if several
-        else "Intervals are those of the test images (Wilson); one seed was trained."
-    )
+    methods = by_method(rows)
+    over = means_over(config.arms.seeds)
+    intervals = over or "Intervals are those of the test images (Wilson); one seed was trained."
     seen = "The hyperbolic radius is twice the norm of a feature; a cosine score cannot see it."
     counts = {"classes": len(data.names), "train": len(data.train), "test": len(data.test)}
     made = Result(
         "Block-diagonal adapters in CLIP",
         f"{config.model}: {counts['classes']} classes, {counts['train']} training and {counts['test']} test images, "
-        f"{config.steps} steps, {config.seeds} seed{'s' * (config.seeds > 1)}",
+        f"{config.loop.length}, {config.arms.seeds} seed{'s' * (config.arms.seeds > 1)}",
         _headline(config, methods),
         notes=[intervals, seen],
         values={"data": counts, "methods": list(rows)},
@@ -45,15 +39,28 @@ def result(config: Config, data: Data, rows: Sequence[Row]) -> Result:
         ["method", "trained parameters", "accuracy before, %", "accuracy after, %"],
         [[label, found[0]["trainable"], _before(found), _accuracy(found)] for label, found in methods.items()],
     )
-    _radii(made, [found[0] for found in methods.values()], config.seed)
+    _radii(made, [found[0] for found in methods.values()], config.loop.seed)
     return made
+
+
+def by_method(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each method, one for each seed."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row["method"], []).append(row)
+    return found
+
+
+def means_over(count: int) -> str:
+    """What intervals are over; nothing of one seed."""
+    return f"Means over {count} seeds with Student's 95 % interval." if count > 1 else ""
 
 
 def _headline(config: Config, methods: dict[str, list[Row]]) -> list[Estimate]:
     numbers = []
     for label, rows in methods.items():
         first = rows[0]
-        if first["score"] == config.score:
+        if first["score"] == config.adapt.score:
             # A method with the cosine is called by its name alone.
             beside = methods.get(first["name"]) if label != first["name"] else None
             note = f"before {_before(rows):.2f}; {first['trainable']:,} trained parameters"

@@ -23,15 +23,16 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 from leafward.adapters.surface import Adapter, AdapterConfig, adapters
-from leafward.config import Count, Natural, NonNegative, Positive, Several
+from leafward.config import Natural, Several
 from leafward.encoders.scores import distances
 from leafward.errors import UsageError
 from leafward.geometry.scalars import wide
+from leafward.systems.lathadapter.hierarchy import HierarchyConfig
 from leafward.systems.lathadapter.prompts.host import Host, Output, cosine
 
 
-class LatentHierarchyConfig(AdapterConfig, frozen=True):
-    """LatHAdapter on a prompt-learning host; the defaults are the paper's where it gives any."""
+class LatentHierarchyConfig(HierarchyConfig, AdapterConfig, frozen=True):
+    """LatHAdapter on a prompt-learning host."""
 
     method: ClassVar[str] = "latent_hierarchy"
 
@@ -39,25 +40,6 @@ class LatentHierarchyConfig(AdapterConfig, frozen=True):
     """Number of learned attributes N."""
     geometry: Literal["lorentz", "euclidean"] = "lorentz"
     """Hyperbolic distances, or the twin with Euclidean ones and the same parameters."""
-    c: Positive = 0.1
-    """Curvature −c."""
-    refinement: NonNegative = 0.1
-    """Strength β of the refinement of the classes."""
-    margin: NonNegative = 0.1
-    """Margin σ of the hierarchy loss."""
-    temperature: Positive = 0.1
-    """Temperature of the choice of the lowest common ancestor."""
-    neighbours: Count = 3
-    """k of the reciprocal k-nearest neighbours that count as positives."""
-    triplets: Count = 10
-    """Triplets sampled for each anchor."""
-    queue: Natural = 256
-    """Features of earlier batches that serve as further candidates; 0 for none."""
-    normalise: bool = True
-    """Unit features before the exponential map: the distance is then a function of the cosine. Without it the norm is
-    the radius and can carry generality."""
-    hierarchy_weight: NonNegative = 1.0
-    """Weight of the two hierarchy losses."""
     seed: Natural = 0
     """Seed of the attributes' beginning."""
 

@@ -12,27 +12,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
-from leafward.config import Count, Natural, NonNegative, Positive, Seeds, Settings, Several, Some, Template
+from leafward.config import Count, Place, Positive, Seeds, Settings, Several, Some, Template, replace
+from leafward.engine import config as engine
+from leafward.engine.config import LoopConfig, OptimConfig
 from leafward.errors import UsageError, need
+from leafward.systems.lathadapter.hierarchy import HierarchyConfig
 
 SUMMARY = "Few-shot prompt learning on CLIP features: hosts alone, with LatHAdapter, and with its Euclidean twin."
-MAY_CHANGE = ("device",)
-"""Fields that a resumed run may change."""
 
 HostName = Literal["coop", "maple", "promptsrc", "promptkd"]
 Baseline = Literal["zero-shot", "clip-adapter", "tip-adapter"]
 
 
-class Config(Settings, frozen=True):
-    """Data, protocol, methods and training."""
+class Data(Settings, frozen=True):
+    """The images or their features, and which of them are trained on and scored."""
+
+    MAIN: ClassVar[str] = "features"
+    RARE: ClassVar[frozenset[str]] = frozenset({"template"})
 
     features: Path | None = None
     """Feature file (.npz or .safetensors) of the data set that is trained on."""
     images: Path | None = None
     """In place of features: labelled images, a folder of class folders or one of the usual data sets."""
-    model: str | None = None
+    model: Place | None = None
     """With images: a directory or hub name of a Hugging Face CLIP model."""
     template: Template = "a photo of a {}."
     """With images: the text of a class; its first words are where the tokens begin."""
@@ -42,58 +46,61 @@ class Config(Settings, frozen=True):
     """Which classes and images are trained and scored."""
     shots: Some[Count] = (16,)
     """Training images for each class; several give one training each."""
+    taxonomy: Path | None = None
+    """Taxonomy over the class names (.csv, .json, .txt, wordnet or wordnet:NODE): adds hierarchical metrics."""
+
+    def conditions(self) -> None:
+        need(len(set(self.shots)) == len(self.shots), "shots", "a list without repeats", self.shots)
+
+
+class Arms(engine.Arms, frozen=True):
+    """The same, with three seeds and the twin as a matter of course."""
+
     seeds: Seeds = 3
     """Trainings with other shots and beginnings; three or more give intervals."""
-    seed: Natural = 0
-    """The first of the seeds."""
+    twin: bool = True
+    """The Euclidean twin of LatHAdapter, with the same parameters, data order and seeds; --no-twin leaves it out."""
+
+
+class Config(Settings, frozen=True):
+    """Data, protocol, methods and training."""
+
+    EARLIER: ClassVar[dict[str, str]] = {"batch": "loop.batch_size"}
+
+    data: Data = Data()
     hosts: tuple[HostName, ...] = ("coop", "promptsrc")
     """Prompt-learning hosts, each alone and with LatHAdapter on top."""
     baselines: tuple[Baseline, ...] = ("zero-shot", "clip-adapter", "tip-adapter")
     """Methods without prompts."""
-    twin: bool = True
-    """The Euclidean twin of LatHAdapter, with the same parameters, data order and seeds; --no-twin leaves it out."""
     attributes: Some[Several] = (20,)
     """Number of attributes; of several, the one with the best validation accuracy is taken."""
-    c: Positive = 0.1
-    """Curvature −c."""
-    refinement: NonNegative = 0.1
-    """Strength β of the refinement of classes by attributes."""
-    margin: NonNegative = 0.1
-    """Margin of the hierarchy loss."""
-    neighbours: Count = 3
-    """k of the reciprocal nearest neighbours."""
-    queue: Natural = 256
-    """Features of earlier batches that serve as negatives."""
-    normalise: bool = True
-    """Features of unit length before the exponential map; --no-normalise keeps their norms, which are the radii."""
-    hierarchy_weight: NonNegative = 1.0
-    """Weight of the hierarchy losses."""
+    hierarchy: HierarchyConfig = HierarchyConfig()
     tokens: Count = 4
     """Context tokens of the prompts."""
     depth: Count = 1
     """Depth of the prompts; MaPLe has two more. In a model at most its layers; the papers have 9."""
-    epochs: Count = 30
-    """Passes over the shots, at most `max_steps` steps."""
-    max_steps: Count = 2000
-    """Upper end of the steps of one training."""
-    batch: Count = 32
-    """Images of a batch."""
-    lr: Positive = 1e-3
-    """Peak learning rate of AdamW."""
     scale: Positive = 100.0
     """1/τ of the logits."""
-    taxonomy: Path | None = None
-    """Taxonomy over the class names (.csv, .json, .txt, wordnet or wordnet:NODE): adds hierarchical metrics."""
-    precision: Literal["float32", "bfloat16", "float64"] = "float32"
-    """bfloat16 is autocast of the forward pass over float32 parameters; float64 computes all in float64, for proofs."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train."""
+    max_steps: Count = 2000
+    """Upper end of the steps of one training where epochs say how long it is."""
+    arms: Arms = Arms()
+    loop: LoopConfig = LoopConfig(epochs=30.0, batch_size=32, keep_last=1)
+    optim: OptimConfig = OptimConfig(lr=1e-3, weight_decay=1e-4, warmup_steps=50, warmup_ratio=0.1)
 
     def conditions(self) -> None:
-        for name in ("shots", "attributes", "hosts", "baselines"):
+        for name in ("attributes", "hosts", "baselines"):
             values = getattr(self, name)
             need(len(set(values)) == len(values), name, "a list without repeats", values)
         need(bool(self.hosts or self.baselines), "hosts", "at least one, or a baseline", self.hosts)
+        loop = self.loop
+        whole = "None, because the losses compare the images of a whole batch"
+        need(loop.micro_batch is None, "loop.micro_batch", whole, loop.micro_batch)
+        apart = "auto or ddp, because each training is on one rank"
+        need(loop.strategy != "fsdp", "loop.strategy", apart, loop.strategy)
+        need(loop.workers == 0, "loop.workers", "0, because a step reads its images itself", loop.workers)
+        averaged = {"promptsrc", "promptkd"} & set(self.hosts)
+        own = "None with PromptSRC, also as PromptKD's teacher, which averages its weights itself"
+        need(loop.ema is None or not averaged, "loop.ema", own, loop.ema)
 
 
 def base_to_new() -> Config:
@@ -103,7 +110,7 @@ def base_to_new() -> Config:
 
 def few_shot() -> Config:
     """1, 2, 4, 8 and 16 shots of every class."""
-    return Config(protocol="few-shot", shots=(1, 2, 4, 8, 16))
+    return replace(Config(), protocol="few-shot", shots=(1, 2, 4, 8, 16))
 
 
 def all_hosts() -> Config:
@@ -118,12 +125,27 @@ PRESETS: dict[str, Callable[[], Config]] = {
 }
 
 
+ABLATIONS: dict[str, dict[str, dict[str, Any]]] = {
+    "attributes": {f"{count}": {"attributes": (count,)} for count in (5, 10, 20, 40)},
+    "refinement": {f"{beta:g}": {"hierarchy.refinement": beta} for beta in (0.0, 0.05, 0.1, 0.2, 0.5)},
+    "parts": {
+        "both": {},
+        "refinement-alone": {"hierarchy.hierarchy_weight": 0.0},
+        "losses-alone": {"hierarchy.refinement": 0.0},
+    },
+    "geometry": {f"c={c:g}": {"hierarchy.c": c, "arms.twin": True} for c in (0.01, 0.1, 1.0)},
+    "normalise": {"unit": {"hierarchy.normalise": True}, "norms": {"hierarchy.normalise": False}},
+}
+"""Name -> its variants. Every variant of geometry has the Euclidean twin beside its curvature."""
+
+
 def check(config: Config) -> None:
     """Refuse what is missing, before anything heavy is imported."""
-    if (config.features is None) == (config.images is None):
-        missing = "is missing" if config.features is None else "and images exclude each other"
+    data = config.data
+    if (data.features is None) == (data.images is None):
+        missing = "is missing" if data.features is None else "and images exclude each other"
         raise UsageError(
             f"features {missing}: give a .npz or .safetensors file with image and text features, or images and model"
         )
-    if config.images is not None and config.model is None:
+    if data.images is not None and data.model is None:
         raise UsageError("model is missing: images need a Hugging Face CLIP model")

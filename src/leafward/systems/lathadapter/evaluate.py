@@ -50,11 +50,11 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     run = RunDirectory.open(args.target)
     if run.recipe != "lathadapter" or not run.finished:
         raise UsageError(f"{args.target} is not a finished run of leafward train lathadapter")
-    config = replace(checked(Config, run.config), device=args.device)
+    config = replace(checked(Config, run.config), loop={"device": args.device})
     others = _others(args, config)
-    protocol = args.protocol or ("cross-dataset" if others else config.protocol)
+    protocol = args.protocol or ("cross-dataset" if others else config.data.protocol)
     _check_protocol(protocol, args, config, others)
-    sets = training.read_sets(replace(config, targets=others or config.targets))
+    sets = training.read_sets(replace(config, data={"targets": others or config.data.targets}))
     episodes = training.episodes(config, sets, protocol, elsewhere=bool(others))
     frozen = None
     if training.needs_frozen(config):
@@ -63,8 +63,8 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     taxonomy = None
     if args.taxonomy is not None:
         taxonomy = class_taxonomy(args.taxonomy, *scored)
-    elif config.taxonomy is not None:  # it has the classes of the training, if not those of other data sets
-        taxonomy = class_taxonomy(config.taxonomy, *scored, sets[0].class_names)
+    elif config.data.taxonomy is not None:  # it has the classes of the training, if not those of other data sets
+        taxonomy = class_taxonomy(config.data.taxonomy, *scored, sets[0].class_names)
     rows = training.score_all(config, episodes, run.path, taxonomy, frozen)
     tests = ", ".join(dict.fromkeys(row["test"] for row in rows))
     made = results.result(config, sets[0], rows, f"Evaluation: few-shot, {protocol}", f"{args.target} on {tests}")
@@ -75,21 +75,21 @@ def run(args: Args, console: Console) -> dict[str, Any]:
 
 def _others(args: Args, config: Config) -> tuple[Path, ...]:
     """The other data sets, of the kind that the run was trained on."""
-    own, foreign = ("features", "images") if config.images is None else ("images", "features")
+    own, foreign = ("features", "images") if config.data.images is None else ("images", "features")
     if getattr(args, foreign):
         raise UsageError(f"--{foreign}: {args.target} was trained on {own}; give other data sets with --{own}")
     return getattr(args, own)
 
 
 def _check_protocol(protocol: str, args: Args, config: Config, others: tuple[Path, ...]) -> None:
-    kind = "features" if config.images is None else "images"
+    kind = "features" if config.data.images is None else "images"
     elsewhere = protocol in ("cross-dataset", "domain")
     if others and not elsewhere:
         raise UsageError(f"--protocol {protocol} is scored on the data of the run; leave --{kind} out")
-    if elsewhere and not others and not config.targets:
-        raise UsageError(f"{args.target} was trained for {config.protocol}; --protocol {protocol} needs --{kind}")
-    if not elsewhere and (protocol == "base-to-new") != (config.protocol == "base-to-new"):
+    if elsewhere and not others and not config.data.targets:
+        raise UsageError(f"{args.target} was trained for {config.data.protocol}; --protocol {protocol} needs --{kind}")
+    if not elsewhere and (protocol == "base-to-new") != (config.data.protocol == "base-to-new"):
         raise UsageError(
-            f"{args.target} was trained for {config.protocol}; --protocol {protocol} needs a run of "
+            f"{args.target} was trained for {config.data.protocol}; --protocol {protocol} needs a run of "
             f"leafward train lathadapter --protocol {protocol}"
         )

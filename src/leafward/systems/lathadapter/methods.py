@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from leafward.adapters import attach
-from leafward.adapters.surface import lasting
-from leafward.config import replace
+from leafward.config import checked, replace, to_dict
 from leafward.data import fewshot
 from leafward.data.fewshot import Episode, Exam, FeatureSet, Protocol, read_feature_set
 from leafward.engine import (
@@ -22,11 +21,10 @@ from leafward.engine import (
     LoopConfig,
     Loss,
     Member,
-    OptimConfig,
     RunDirectory,
-    fit,
     load_published,
     publish,
+    train_loop,
 )
 from leafward.engine.data import mix
 from leafward.engine.devices import device_of, type_of
@@ -115,7 +113,7 @@ def methods(config: Config) -> list[Method]:
     for host in config.hosts:
         found.append(Method(host))
         found.append(Method(host, "lorentz"))
-        if config.twin:
+        if config.arms.twin:
             found.append(Method(host, "euclidean"))
     return found
 
@@ -123,48 +121,35 @@ def methods(config: Config) -> list[Method]:
 def cells(config: Config, teacher: bool) -> list[Cell]:
     """Every training of a run with its first seed, PromptKD's teacher first; `teacher`: it has features of its own."""
     found: dict[Cell, None] = {}
-    for shots in config.shots:
+    seed = config.loop.seed
+    for shots in config.data.shots:
         if "promptkd" in config.hosts:
-            found[Cell(TEACHER, None, None, shots, config.seed, teacher)] = None
+            found[Cell(TEACHER, None, None, shots, seed, teacher)] = None
         for method in methods(config):
             if method.host not in UNTRAINED:
                 counts = config.attributes if method.geometry is not None else (None,)
-                found |= {Cell(method.host, method.geometry, n, shots, config.seed): None for n in counts}
+                found |= {Cell(method.host, method.geometry, n, shots, seed): None for n in counts}
     return list(found)
-
-
-def lasting_paths(config: Config) -> Config:
-    """The same configuration with whole paths, which hold in every directory."""
-    taxonomy = config.taxonomy
-    return replace(
-        config,
-        features=None if config.features is None else config.features.resolve(),
-        images=None if config.images is None else config.images.resolve(),
-        targets=tuple(path.resolve() for path in config.targets),
-        model=None if config.model is None else lasting(config.model),
-        taxonomy=taxonomy.resolve() if taxonomy is not None and taxonomy.exists() else taxonomy,
-    )
 
 
 def read_sets(config: Config) -> list[FeatureSet]:
     """The data set that is trained on and the targets, on features or on images, each with a name of its own."""
-    if config.features is not None:
-        return _told_apart(
-            [_as_computed(read_feature_set(path), config) for path in (config.features, *config.targets)]
-        )
-    assert config.images is not None
-    assert config.model is not None
-    encoder = open_clip_model(config.model)
+    data = config.data
+    if data.features is not None:
+        return _told_apart([_as_computed(read_feature_set(path), config) for path in (data.features, *data.targets)])
+    assert data.images is not None
+    assert data.model is not None
+    encoder = open_clip_model(data.model)
     if config.hosts:  # refused before any image is read or encoded
-        words = config.template.split("{}")[0]
+        words = data.template.split("{}")[0]
         check_tokens(config.tokens, len(encoder.tokenizer(words, add_special_tokens=False)["input_ids"]))
-    encoder = encoder.to(device_of(config.device), type_of(config.precision))
-    return _told_apart([image_set(path, encoder, config.template) for path in (config.images, *config.targets)])
+    encoder = encoder.to(device_of(config.loop.device), type_of(config.loop.precision))
+    return _told_apart([image_set(path, encoder, data.template) for path in (data.images, *data.targets)])
 
 
 def _as_computed(data: FeatureSet, config: Config) -> FeatureSet:
     """Features in the type that the run computes in."""
-    dtype = type_of(config.precision)
+    dtype = type_of(config.loop.precision)
     names = ("images", "texts", "teacher_images", "teacher_texts")
     held = {name: values for name in names if (values := getattr(data, name)) is not None}
     return dataclasses.replace(data, **{name: values.to(dtype or values.dtype) for name, values in held.items()})
@@ -186,10 +171,11 @@ def episodes(
 ) -> list[Episode]:
     """The trainings of a run, each with the exams of its protocol or of another; `elsewhere`: on the targets alone."""
     data, *targets = sets
-    seeds = range(config.seed, config.seed + config.seeds)
-    trained: Protocol = "base-to-new" if config.protocol == "base-to-new" else "few-shot"  # half of the classes, or all
-    found = fewshot.episodes(trained, data, [], config.shots, seeds)
-    protocol = protocol or config.protocol
+    seeds = range(config.loop.seed, config.loop.seed + config.arms.seeds)
+    own = config.data.protocol
+    trained: Protocol = "base-to-new" if own == "base-to-new" else "few-shot"  # half of the classes, or all
+    found = fewshot.episodes(trained, data, [], config.data.shots, seeds)
+    protocol = protocol or own
     if protocol == trained:
         return found
     exams = fewshot.episodes(protocol, data, targets, [1], [0])[0].exams
@@ -198,7 +184,7 @@ def episodes(
 
 def needs_frozen(config: Config) -> bool:
     """Whether there are methods without prompts beside others that are trained on images."""
-    return config.images is not None and bool(config.baselines)
+    return config.data.images is not None and bool(config.baselines)
 
 
 def frozen_sets(sets: Sequence[FeatureSet]) -> list[FeatureSet]:
@@ -332,9 +318,9 @@ def _teacher(config: Config, episode: Episode, run: Path) -> Host:
 
 def _begin(config: Config, cell: Cell, episode: Episode, teacher: Host | None) -> Trained:
     """A host before its training; what remembers its images does so."""
-    device = device_of(config.device)
+    device = device_of(config.loop.device)
     torch.manual_seed(mix(episode.seed, 7))  # the same beginning with and without a latent hierarchy
-    host = build(config, cell.method, episode, teacher).to(device, type_of(config.precision))
+    host = build(config, cell.method, episode, teacher).to(device, type_of(config.loop.precision))
     if isinstance(host, TipAdapter):
         images = _shots(episode, device)
         assert isinstance(images, Tensor)
@@ -372,10 +358,13 @@ def train(config: Config, member: Member[Cell], episode: Episode, run: RunDirect
     host, episode = begun.host, begun.episode
     labels = episode.targets(episode.train).to(cluster.device)
     teaching = None if teacher is None else _teaching(teacher, episode)
-    lesson = _Lesson(_shots(episode, cluster.device), labels, teaching)
-    loop, optim = loop_and_optim(config, episode.seed, len(lesson.dataset))
+    loop = loop_of(config, episode.seed, len(labels))
+    watch = watched(config, begun) if loop.patience is not None or loop.eval_every is not None else None
+    lesson = _Lesson(_shots(episode, cluster.device), labels, teaching, watch, keep_best=loop.patience is not None)
+    if loop.compile:
+        torch._dynamo.reset()  # every training compiles the same code anew, and only a few versions are allowed
     host.prepare(loop.steps)
-    found = fit(host, lesson, loop, optim, run, cluster)
+    found = train_loop(host, lesson, loop, config.optim, run, cluster)
     host.finish()
     publish(host, member.model, asdict(cell), cluster)
     return found
@@ -396,20 +385,22 @@ def _teaching(teacher: Host, episode: Episode) -> Tensor:
     return torch.cat([teacher.eval().image(images[rows].to(device)) for rows in chunks])
 
 
-def loop_and_optim(config: Config, seed: int, count: int) -> tuple[LoopConfig, OptimConfig]:
-    """The loop of a training on `count` images."""
-    steps = min(config.max_steps, config.epochs * max(count // config.batch, 1))
-    loop = LoopConfig(
-        steps=steps,
-        batch_size=min(config.batch, count),
-        seed=mix(seed, 11) % 2**31,
-        precision=config.precision,
-        log_every=max(steps // 10, 1),
-        checkpoint_every=steps,
-        keep_last=1,
-        device=config.device,
-    )
-    return loop, OptimConfig(lr=config.lr, weight_decay=1e-4, warmup_steps=min(50, steps // 10))
+def loop_of(config: Config, seed: int, count: int) -> LoopConfig:
+    """The loop of a training on `count` images; an epoch is as many whole batches as they give."""
+    loop = config.loop
+    steps = loop.steps
+    if loop.epochs is not None:
+        steps = min(config.max_steps, max(1, round(loop.epochs * max(count // loop.batch_size, 1))))
+    return replace(loop, steps=steps, batch_size=min(loop.batch_size, count), seed=mix(seed, 11) % 2**31)
+
+
+def watched(config: Config, trained: Trained) -> Callable[[], dict[str, float]]:
+    """The accuracy in percent on the validation images of its episode, which training may look at."""
+    episode = trained.episode
+    if not len(episode.validation):
+        raise DataError(f"{episode.data.name} has no validation images for loop.eval_every and loop.patience")
+    exam = Exam("validation", episode.data, episode.classes, episode.validation)
+    return lambda: {"accuracy": score(trained, exam, None)["accuracy"]}
 
 
 def build(config: Config, method: Method, episode: Episode, teacher: Host | None) -> Host:
@@ -419,18 +410,8 @@ def build(config: Config, method: Method, episode: Episode, teacher: Host | None
     host = _host(config, method.host, classes, data)
     if method.geometry is not None:
         assert method.attributes is not None
-        latent = LatentHierarchyConfig(
-            attributes=method.attributes,
-            geometry=method.geometry,  # pyright: ignore[reportArgumentType]
-            c=config.c,
-            refinement=config.refinement,
-            margin=config.margin,
-            neighbours=config.neighbours,
-            queue=config.queue,
-            normalise=config.normalise,
-            hierarchy_weight=config.hierarchy_weight,
-            seed=episode.seed,
-        )
+        chosen = {"attributes": method.attributes, "geometry": method.geometry, "seed": episode.seed}
+        latent = checked(LatentHierarchyConfig, to_dict(config.hierarchy) | chosen)
         attach(host, latent)
     return host
 
@@ -470,8 +451,21 @@ class _Lesson:
     # Some parameters of a host may rest: the text context of PromptKD's student.
     unused_parameters = True
 
-    def __init__(self, images: Tensor | Pixels, labels: Tensor, teaching: Tensor | None) -> None:
+    mode = "max"
+
+    def __init__(
+        self,
+        images: Tensor | Pixels,
+        labels: Tensor,
+        teaching: Tensor | None,
+        watch: Callable[[], dict[str, float]] | None = None,
+        *,
+        keep_best: bool = False,
+    ) -> None:
         self.images, self.labels, self.teaching = images, labels, teaching
+        self.monitor = "accuracy" if keep_best else None
+        if watch is not None:
+            self.evaluate = lambda model: watch()
 
     @property
     def dataset(self) -> range:

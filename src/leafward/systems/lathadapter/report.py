@@ -56,7 +56,7 @@ def result(config: Config, data: FeatureSet, rows: Sequence[Row], title: str = "
     gains = _gains(config, by_key)
     counts = {"name": data.name, "images": len(data.images), "classes": len(data.texts)}
     values = {
-        "protocol": config.protocol,
+        "protocol": config.data.protocol,
         "data": counts,
         "table": [
             {"method": method, "shots": shots, "test": test, "accuracy": cell.value, "interval": cell.interval}
@@ -72,8 +72,8 @@ def result(config: Config, data: FeatureSet, rows: Sequence[Row], title: str = "
     made = Result(
         title or "Few-shot prompt learning with a latent hierarchy",
         subtitle
-        or f"{data.name}: {counts['classes']} classes, {config.protocol}, "
-        f"{', '.join(map(str, config.shots))} shots, {config.seeds} seed{'s' * (config.seeds > 1)}",
+        or f"{data.name}: {counts['classes']} classes, {config.data.protocol}, "
+        f"{', '.join(map(str, config.data.shots))} shots, {config.arms.seeds} seed{'s' * (config.arms.seeds > 1)}",
         _headline(config, cells),
         notes=_notes(config, rows),
         values=values,
@@ -99,7 +99,7 @@ def _gains(config: Config, by_key: dict[Key, dict[int, Row]]) -> dict[tuple[str,
 
 def _headline(config: Config, cells: dict[Key, Estimate]) -> list[Estimate]:
     """The last number of shots; the harmonic mean where there is one, else every test."""
-    shots = config.shots[-1]
+    shots = config.data.shots[-1]
     tests = list(dict.fromkeys(test for _, _, test in cells))
     numbers = []
     for host in config.hosts or config.baselines:
@@ -115,11 +115,11 @@ def _headline(config: Config, cells: dict[Key, Estimate]) -> list[Estimate]:
 
 def _notes(config: Config, rows: Sequence[Row]) -> list[str]:
     notes = []
-    if config.seeds < 2:
+    if config.arms.seeds < 2:
         notes.append(
             "One seed: accuracies have Wilson's interval over the test images, differences and harmonic means none."
         )
-    if config.images is None:
+    if config.data.images is None:
         notes.append(
             "Prompts act on cached features, as one step of attention to learned tokens, not inside the encoder."
         )

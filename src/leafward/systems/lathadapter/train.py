@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from leafward.config import checked
 from leafward.data.taxonomy import class_taxonomy
-from leafward.engine import Cluster, Experiment, Member, RunDirectory, session
+from leafward.engine import Cluster, Experiment, Member, RunDirectory
 from leafward.report import Result
+from leafward.systems.lathadapter import config as settings
 from leafward.systems.lathadapter import methods, report
-from leafward.systems.lathadapter.config import MAY_CHANGE, Config, check
+from leafward.systems.lathadapter.config import Config
 from leafward.systems.lathadapter.methods import Cell
 
 
 class Training(Experiment[Cell]):
     """Small trainings, whose losses compare the images of a batch with each other: each rank trains some of them."""
 
-    recipe, member_recipe, may_change, apart = "lathadapter", "", MAY_CHANGE, True
+    recipe, settings, member_recipe, apart = "lathadapter", settings, "", True
 
     def __init__(self, config: Config, cluster: Cluster) -> None:
-        config = methods.lasting_paths(config)  # the run is opened from anywhere
         super().__init__(config, cluster)
+        config = self.config
         self.sets = methods.read_sets(config)
         self.episodes = methods.episodes(config, self.sets)
         self.frozen: list[methods.Episode] | None = None
         names = [each.class_names for each in self.sets]
-        self.taxonomy = None if config.taxonomy is None else class_taxonomy(config.taxonomy, *names)
+        taxonomy = config.data.taxonomy
+        self.taxonomy = None if taxonomy is None else class_taxonomy(taxonomy, *names)
 
     def arms(self) -> dict[str, Cell]:
         return {cell.arm: cell for cell in methods.cells(self.config, methods.has_teacher(self.sets[0]))}
-
-    def seeds(self) -> range:
-        return range(self.config.seed, self.config.seed + self.config.seeds)
 
     def seeded(self, settings: Cell, seed: int) -> Cell:
         return settings.seeded(seed)
@@ -65,12 +62,4 @@ class Training(Experiment[Cell]):
         return report.result(self.config, self.sets[0], rows)
 
 
-def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:
-    """Train every method on every episode of the protocol in the run directory `out`; returns what result.json holds.
-
-    Trainings that are done are kept: a run that was stopped continues with `resume`.
-    """
-    config = checked(Config, config)
-    check(config)
-    with session(config.device) as cluster:
-        return Training(config, cluster).run(out, resume=resume, overwrite=overwrite)
+run = Training.launch

@@ -17,7 +17,7 @@ negative lies inside it. Both know a flat space about the root and a hyperbolic 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -137,6 +137,10 @@ class RadialModel(nn.Module):
         self.encoder, self.root_texts = encoder, tuple(root_texts)
         start = encoder.encode_text(self.root_texts) if config.root == "learned" else None
         self.free_roots = None if start is None else nn.Parameter(start.clone())
+
+    def forward(self, tokens: Mapping[str, Tensor]) -> Tensor:
+        """Unit embeddings of tokenised texts, with their gradient: (N, L) -> (N, d)."""
+        return self.encoder.text_features(tokens)
 
     @torch.no_grad()
     def roots(self) -> Tensor:

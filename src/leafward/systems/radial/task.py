@@ -101,7 +101,10 @@ class CaptionData:
 
 
 class RadialTask:
-    """What the training loop learns: a `RadialModel` on `CaptionData`. `evaluator` scores the model in between."""
+    """What the training loop learns: a `RadialModel` on `CaptionData`. `evaluator` scores the model in between, with
+    `keep_best` the best τ_d counts."""
+
+    mode = "max"
 
     def __init__(
         self,
@@ -109,15 +112,18 @@ class RadialTask:
         config: RadialConfig,
         evaluator: Callable[[RadialModel], dict[str, float]] | None = None,
         cluster: Cluster | None = None,
+        *,
+        keep_best: bool = False,
     ) -> None:
         self.dataset, self.config, self.evaluator = data, config, evaluator
+        self.monitor = "tau" if keep_best else None
         self.cluster = cluster or Cluster()
         self.collate = data.collate
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """The hardest pairs and the means are those of the micro-batches of all ranks together."""
         assert isinstance(model, RadialModel)
-        embedding = model.encoder.text_features(batch.tokens)
+        embedding = model(batch.tokens)
         roots = embedding[batch.root_rows] if model.free_roots is None else model.learned_roots()
         triples = Triples(
             embedding[batch.general], embedding[batch.specific], embedding[batch.negative], roots[batch.root]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +14,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from leafward.adapters.io import save_pretrained
 from leafward.adapters.surface import adapters, trainable_parameters
-from leafward.config import checked, replace
+from leafward.config import replace
 from leafward.data.captions import Captions, image_key, read_captions, without_images_of
 from leafward.encoders.encoder import Encoder, load_encoder, make_trainable, merge_adapters
-from leafward.engine import Cluster, Experiment, LoopConfig, Member, OptimConfig, RunDirectory, fit, session
+from leafward.engine import Cluster, Experiment, Member, RunDirectory, train_loop
 from leafward.engine.devices import type_of
 from leafward.engine.experiment import curves
 from leafward.engine.layout import EARLIER_TWIN
@@ -26,8 +25,9 @@ from leafward.errors import DataError
 from leafward.hierarchy import metrics
 from leafward.report import Result
 from leafward.stats.intervals import Interval, mean_interval
+from leafward.systems.radial import config as settings
 from leafward.systems.radial import report
-from leafward.systems.radial.config import MAY_CHANGE, Config, check
+from leafward.systems.radial.config import Config
 from leafward.systems.radial.loss import RadialModel, radius
 from leafward.systems.radial.objective import Geometry
 from leafward.systems.radial.roots import ROOTS, root_vectors, save_roots
@@ -36,16 +36,15 @@ from leafward.systems.radial.task import CaptionData, RadialTask
 
 
 class Training(Experiment[Config]):
-    """The model, and with `twin` the same one in the other geometry."""
+    """The model, with `twin` the same one in the other geometry, and several seeds of each."""
 
-    recipe, may_change, leftovers = "radial", MAY_CHANGE, (ROOTS, EARLIER_TWIN)
+    recipe, settings, leftovers = "radial", settings, (ROOTS, EARLIER_TWIN)
 
     def arms(self) -> dict[str, Config]:
         config = self.config
         other: Geometry = "lorentz" if config.objective.geometry == "euclidean" else "euclidean"
         arms = {config.objective.geometry: config}
-        twin = replace(config, objective=replace(config.objective, geometry=other))
-        return arms | ({other: twin} if config.twin else {})
+        return arms | ({other: replace(config, objective={"geometry": other})} if config.arms.twin else {})
 
     def train(self, member: Member[Config], run: RunDirectory, cluster: Cluster) -> dict[str, Any]:
         return train(member, run, cluster)
@@ -54,20 +53,23 @@ class Training(Experiment[Config]):
         return report.result(self.config, results, curves(members))
 
 
+run = Training.launch
+
+
 def train(member: Member[Config], directory: RunDirectory, cluster: Cluster) -> dict[str, Any]:
     """Train and score, on every rank; the trained model, adapters merged, goes to the home of the member."""
     config = member.config
-    assert config.data is not None
-    encoder = load_encoder(config.model).to(cluster.device, type_of(config.precision))
-    suite = load_suite(config.test, encoder, second=config.second, images=config.images, words=config.hyperlex)
-    learned, watched = split(captions_of(config), config.held_out, config.seed)
+    paths, loop = config.data, config.loop
+    encoder = load_encoder(config.model).to(cluster.device, type_of(loop.precision))
+    suite = load_suite(paths.test, encoder, second=paths.second, images=paths.images, words=paths.hyperlex)
+    learned, watched = split(captions_of(config), config.held_out, loop.seed)
     before, _ = score(suite, watched, encoder, None, config)
     data = CaptionData(learned, encoder)
     if config.objective.root == "learned":
         check_roots(suite, data)
     model, task = prepare(config, encoder, data, watched, cluster)
     trained, total = trainable_parameters(model)
-    done = fit(model, task, *loop_and_optim(config, len(data)), directory, cluster)
+    done = train_loop(model, task, loop, config.optim, directory, cluster)
     if cluster.main:
         save_adapter(encoder, directory.path / "adapter")
     merge_adapters(encoder)
@@ -76,7 +78,10 @@ def train(member: Member[Config], directory: RunDirectory, cluster: Cluster) -> 
         encoder.save_pretrained(member.model)
         save_roots(model, member.home / ROOTS)
         after, intervals = score(suite, watched, encoder, learned_roots(model), config)
-        found = {
+        return {
+            "name": member.name,
+            "geometry": config.objective.geometry,
+            "seed": loop.seed,
             "before": before,
             "after": after,
             "intervals": intervals,
@@ -85,7 +90,6 @@ def train(member: Member[Config], directory: RunDirectory, cluster: Cluster) -> 
             "validation": done.metrics,
             "steps": done.step,
         }
-        return found | {"headline": [number.to_json() for number in report.headline(found)]}
 
     return cluster.on_main(conclude)
 
@@ -100,12 +104,13 @@ def check_roots(suite: Suite, data: CaptionData) -> None:
 
 def captions_of(config: Config) -> list[Captions]:
     """The captions to learn from, without those of test images."""
-    assert config.data is not None
-    captions = read_captions(config.data)
-    if config.test is not None:
-        captions = without_images_of(captions, read_captions(config.test))
+    data = config.data
+    assert data.source is not None
+    captions = read_captions(data.source)
+    if data.test is not None:
+        captions = without_images_of(captions, read_captions(data.test))
     if not captions:
-        raise DataError(f"no caption of {config.data} is left after those of the test images")
+        raise DataError(f"no caption of {data.source} is left after those of the test images")
     return captions
 
 
@@ -141,7 +146,7 @@ def prepare(
         config.train,
         rank=config.rank,
         block_size=config.block_size,
-        seed=config.seed,
+        seed=config.loop.seed,
         base_model=config.model,
     )
     model = RadialModel(encoder, config.objective, data.root_texts)
@@ -149,7 +154,8 @@ def prepare(
     def watch(trained: RadialModel) -> dict[str, float]:
         return {"tau": float(np.mean(chain_taus(watched, trained.encoder, learned_roots(trained))))}
 
-    return model, RadialTask(data, config.objective, watch if watched else None, cluster)
+    keep_best = config.loop.patience is not None
+    return model, RadialTask(data, config.objective, watch if watched else None, cluster, keep_best=keep_best)
 
 
 @torch.no_grad()
@@ -168,31 +174,6 @@ def chain_taus(captions: Sequence[Captions], encoder: Encoder, learned: dict[str
     padded = pad_sequence(rows, batch_first=True, padding_value=-1)
     radii = radius(vectors[padded.to(vectors.device)], centres[torch.tensor(owners, device=centres.device)][:, None])
     return [metrics.radius_tau(chain) for chain in radii.double().cpu().masked_fill(padded < 0, torch.nan)]
-
-
-def loop_and_optim(config: Config, samples: int) -> tuple[LoopConfig, OptimConfig]:
-    steps = max(1, math.ceil(config.epochs * samples / config.batch_size))
-    loop = LoopConfig(
-        steps=steps,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        precision=config.precision,
-        eval_every=config.eval_every,
-        log_every=config.log_every,
-        checkpoint_every=config.checkpoint_every,
-        keep_last=1,
-        workers=config.workers,
-        device=config.device,
-    )
-    optim = OptimConfig(
-        lr=config.lr,
-        betas=(0.9, 0.999),
-        weight_decay=config.weight_decay,
-        clip_norm=config.clip_norm,
-        schedule=config.schedule,
-        warmup_steps=round(config.warmup * steps),
-    )
-    return loop, optim
 
 
 def score(
@@ -216,11 +197,3 @@ def save_adapter(encoder: Encoder, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     if adapters(encoder.model):
         save_pretrained(encoder.model, folder)
-
-
-def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:
-    """Train in the run directory `out`; the trained model, adapters merged, is then in `out`/model."""
-    config = checked(Config, config)
-    check(config)
-    with session(config.device) as cluster:
-        return Training(config, cluster).run(out, resume=resume, overwrite=overwrite)

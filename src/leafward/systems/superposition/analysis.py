@@ -30,7 +30,7 @@ RANGE_POINTS = 5  # widths from which on an automatic range is looked for
 def analyse(config: Config, trained: dict[str, Any]) -> dict[str, Any]:
     """What result.json holds: claims, exponents with intervals, joint laws, the table of models."""
     rows = ordered(config, trained["rows"])
-    final = [row for row in rows if row["step"] == config.steps and row["dataset_rows"] is None]
+    final = [row for row in rows if row["step"] == config.loop.steps and row["dataset_rows"] is None]
     fits = [fit_cell(config, law, decay, cell) for (law, decay), cell in cells(final).items()]
     tested = claims.test(final, fits, config.features, squared=config.loss == "mse")
     return finite(
@@ -191,7 +191,7 @@ def joint_fits(config: Config, rows: Sequence[Row]) -> list[dict[str, Any]]:
     fixed = "data" in config.axis
     chosen = [row for row in rows if (row["dataset_rows"] is not None) == fixed]
     if "steps" not in config.axis:
-        chosen = [row for row in chosen if row["step"] == config.steps]
+        chosen = [row for row in chosen if row["step"] == config.loop.steps]
     columns = {"m": "width", "steps": "step", "data": "dataset_rows"}
     names = ["m", *config.axis]
     found = []
@@ -277,7 +277,7 @@ def reference_law(rows: Sequence[Row]) -> str:
 def _notes(config: Config, final: Sequence[Row], failures: Sequence[dict[str, Any]]) -> list[str]:
     notes = []
     if effective_decays(config) != config.decays:
-        why = f"constraint {config.constraint}" if config.constraint == "sphere" else f"optimiser {config.optim}"
+        why = f"constraint {config.constraint}" if config.constraint == "sphere" else f"optimiser {config.optim.name}"
         notes.append(f"Decay has no meaning with the {why}: γ is 0 in place of {len(config.decays)} decays.")
     diverged = sum(row["loss"] is None for row in final)
     if diverged:

@@ -7,8 +7,6 @@ A pack is a plain mapping (so that it can be hashed, stored and sent to a proces
 from __future__ import annotations
 
 import json
-import os
-import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 MODELS_ON_CPU = 15  # per process: enough to make its start worth while
 FIRST_STRETCH, STRETCH_SECONDS = 16, 0.5  # steps between looks at the clock and for signals, and their aim
 NORM_EDGES = [k / 32 for k in range(57)]  # bins of the histogram of row norms; the last one takes all above
-STATE, DONE, RESULT, ERROR, STOP, TABLE = "state.safetensors", "done", "result.json", "error.txt", "stop", "table.json"
+STATE, DONE, RESULT, ERROR, TABLE = "state.safetensors", "done", "result.json", "error.txt", "table.json"
 MEASURED = ("loss", "loss_floor", "overlap_mean", "phi_half", "phi_one", "random_overlap_variance", "weak_loss")
 MEASURED += ("strong_overlap_mean", "strong_overlap_variance", "ambiguity", "weak_loss_leading")
 """Numbers of a row that the analysis reads; None where there was none to be had."""
@@ -50,7 +48,7 @@ def law_name(law: str) -> str:
 
 def effective_decays(config: Config) -> tuple[float, ...]:
     """The decays that are trained: only 0 where decay has no meaning."""
-    return (0.0,) if config.optim == "adam" or config.constraint == "sphere" else config.decays
+    return (0.0,) if config.optim.name == "adam" or config.constraint == "sphere" else config.decays
 
 
 def plan(config: Config, device: str) -> list[Pack]:
@@ -61,11 +59,11 @@ def plan(config: Config, device: str) -> list[Pack]:
             "options": _options(config, device, rows),
             "snapshots": _snapshots(config),
             "eval_rows": config.eval_rows,
-            "checkpoint_every": config.checkpoint_every,
+            "checkpoint_every": config.loop.checkpoint_every,
         }
         for rows in (None, *(config.data_rows if "data" in config.axis else ()))
         for law in dict.fromkeys(map(law_name, config.laws))
-        for seed in range(config.seed, config.seed + config.seeds)
+        for seed in range(config.loop.seed, config.loop.seed + config.arms.seeds)
         for models in _dealt(_models(config, law, seed), config.pack, device)
     ]
     _check(packs)
@@ -87,16 +85,16 @@ def _options(config: Config, device: str, rows: int | None) -> dict[str, Any]:
     """The fields of `FleetOptions`."""
     return {
         "features": config.features,
-        "batch": config.batch,
-        "steps": config.steps,
-        "warmup": config.warmup,
-        "optimiser": config.optim,
+        "batch": config.loop.batch_size,
+        "steps": config.loop.steps,
+        "warmup": config.optim.warmup_ratio,
+        "optimiser": config.optim.name,
         "loss": config.loss,
         "loss_scale": config.loss_scale,
         "constraint": config.constraint,
         "correlation": config.corr,
         "dataset_rows": rows,
-        "precision": config.precision,
+        "precision": config.loop.precision,
         "device": device,
     }
 
@@ -104,10 +102,10 @@ def _options(config: Config, device: str, rows: int | None) -> dict[str, Any]:
 def _models(config: Config, law: str, seed: int) -> list[dict[str, Any]]:
     from leafward.systems.superposition import width_scaled_rates
 
-    models = []
+    models, optim = [], config.optim
     for decay in effective_decays(config):
         for width in config.widths:
-            rates = width_scaled_rates(width) if config.width_rates else {"lr": config.lr, "bias_lr": config.bias_lr}
+            rates = width_scaled_rates(width) if optim.width_rates else {"lr": optim.lr, "bias_lr": optim.bias_lr}
             common = {"width": width, "decay": decay, "law": law, "density": config.density, "seed": seed}
             models.append(common | rates)
     return models
@@ -124,9 +122,9 @@ def _dealt(models: list[dict[str, Any]], size: int | None, device: str) -> list[
 def _snapshots(config: Config) -> list[int]:
     """Steps at which losses are measured, the last one included."""
     if "steps" not in config.axis:
-        return [config.steps]
-    first = max(1, round(config.warmup * config.steps))
-    ratio = config.steps / first
+        return [config.loop.steps]
+    first = max(1, round(config.optim.warmup_ratio * config.loop.steps))
+    ratio = config.loop.steps / first
     return sorted({round(first * ratio ** (k / (config.snapshots - 1))) for k in range(config.snapshots)})
 
 
@@ -139,7 +137,6 @@ def train(packs: Sequence[Pack], out: Path, workers: int, executor: str = "local
     home = out / "checkpoints"
     if (home / TABLE).exists():
         return _checked(read_record(home / TABLE), packs, home / TABLE) | {"failures": []}
-    (home / STOP).unlink(missing_ok=True)
     began = monotonic()
     with _watching(packs, home) as done:
         started = done()
@@ -172,13 +169,12 @@ def train(packs: Sequence[Pack], out: Path, workers: int, executor: str = "local
 def _train_apart(
     packs: Sequence[Pack], home: Path, workers: int, executor: str
 ) -> tuple[list[Any], list[dict[str, Any]]]:
-    from leafward.engine.executor import run_jobs
+    from leafward.engine.executor import JobsStopped, run_jobs
 
-    with _forwarding_signals(home / STOP) as received:
-        try:
-            jobs = run_jobs(train_pack, packs, home, executor=executor, workers=workers, show=False)
-        except KeyboardInterrupt:
-            raise _interrupted(received[-1], packs, home) from None
+    try:
+        jobs = run_jobs(train_pack, packs, home, executor=executor, workers=workers, show=False)
+    except JobsStopped as stopped:
+        raise _interrupted(stopped.number, packs, home) from None
     failures = [_failure(failure.config, failure.message, failure.trace) for failure in jobs.failures]
     for pack, result in zip(packs, jobs.results, strict=True):
         if result is not None:
@@ -224,21 +220,14 @@ def _interrupted(number: int, packs: Sequence[Pack], home: Path) -> LeafwardErro
 
 
 def train_pack(pack: Pack, directory: Path) -> dict[str, Any]:
-    """The job of a process of its own: it stops for a signal, for the file `stop`, and when its parent is gone."""
-    if (directory.parent / STOP).exists():
-        raise Stopped("asked to stop before it began")
+    """The job of a process of its own."""
     import torch
 
     from leafward.engine.bookkeeping import Signals
 
     torch.set_num_threads(1)
-    parent = os.getppid()
     with Signals() as signals:
-        return _train(
-            pack,
-            directory,
-            lambda: signals.number > 0 or (directory.parent / STOP).exists() or os.getppid() != parent,
-        )
+        return _train(pack, directory, lambda: signals.number > 0)
 
 
 def _train(pack: Pack, directory: Path, stop: Callable[[], bool]) -> dict[str, Any]:
@@ -311,26 +300,6 @@ def _load(fleet: Fleet, path: Path) -> tuple[list[dict[str, Any]], float]:
         raise DataError(f"{path} is not the state of a pack: {error}") from error
     fleet.load_state_dict(state)
     return rows, seconds
-
-
-@contextmanager
-def _forwarding_signals(stop: Path) -> Iterator[list[int]]:
-    """While active, SIGTERM and SIGINT write the file that makes the packs stop, and raise KeyboardInterrupt."""
-    received: list[int] = []
-
-    def handle(number: int, frame: object) -> None:
-        received.append(number)
-        stop.touch()
-        raise KeyboardInterrupt
-
-    # Python allows handlers in the main thread only; elsewhere the program keeps its own.
-    main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT) if main}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ def result(config: Config, found: dict[str, Any]) -> Result:
     subtitle = (
         f"{len(rows)} toy models: n = {config.features}, {len(config.widths)} widths, "
         f"{len({row['decay'] for row in rows})} decays, {len({row['law'] for row in rows})} frequency laws, "
-        f"{config.seeds} seed{'s' * (config.seeds > 1)}, {config.steps} steps"
+        f"{config.arms.seeds} seed{'s' * (config.arms.seeds > 1)}, {config.loop.steps} steps"
     )
     made = Result.of(found, "Superposition and scaling", subtitle)
     made.section("Claims of the paper")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
-from leafward.config import checked
-from leafward.engine import Cluster, Experiment, Member, RunDirectory, session
+from leafward.engine import Cluster, Experiment, Member, RunDirectory
 from leafward.engine.run import FIGURES
 from leafward.errors import UsageError
 from leafward.report import Result
 from leafward.systems.superposition import analysis, packs, report
-from leafward.systems.superposition.config import MAY_CHANGE, Config
+from leafward.systems.superposition import config as settings
+from leafward.systems.superposition.config import Config
 
 
 class Training(Experiment[Config]):
@@ -23,7 +22,7 @@ class Training(Experiment[Config]):
     to a Ray cluster, where torchrun's ranks would only be in the way.
     """
 
-    recipe, may_change, apart = "superposition", MAY_CHANGE, True
+    recipe, settings, apart = "superposition", settings, True
 
     def __init__(self, config: Config, cluster: Cluster) -> None:
         super().__init__(config, cluster)
@@ -35,12 +34,16 @@ class Training(Experiment[Config]):
     def arms(self) -> dict[str, Config]:
         return {"fleet": self.config}
 
+    def seeds(self) -> range:
+        """One member: the seeds are an axis of the grid."""
+        return range(self.config.loop.seed, self.config.loop.seed + 1)
+
     def seeded(self, settings: Config, seed: int) -> Config:
         return settings
 
     def train(self, member: Member[Config], run: RunDirectory, cluster: Cluster) -> dict[str, Any]:
-        workers, executor = _workers(self.config, self.device), self.config.executor
-        return packs.train(self.jobs, run.path, workers=workers, executor=executor)
+        processes, executor = _processes(self.config, self.device), self.config.executor
+        return packs.train(self.jobs, run.path, workers=processes, executor=executor)
 
     def conclude(self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]) -> Result:
         (trained,) = results
@@ -54,19 +57,11 @@ class Training(Experiment[Config]):
         super().page(run, found)
 
 
-def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:
-    """Train the grid of `config` in the run directory `out`, test the claims, write figures and report.
-
-    Finished packs and tables are kept: a run that was stopped continues with `resume`. Returns what result.json
-    holds. Raises `engine.Interrupted` after SIGTERM or SIGINT, once everything is saved.
-    """
-    config = checked(Config, config)
-    with session(config.device) as cluster:
-        return Training(config, cluster).run(out, resume=resume, overwrite=overwrite)
+run = Training.launch
 
 
-def _workers(config: Config, device: str) -> int:
+def _processes(config: Config, device: str) -> int:
     """Processes that train; 0: this one."""
     if device == "cuda":
         return 0
-    return (os.cpu_count() or 1) if config.workers is None else config.workers
+    return (os.cpu_count() or 1) if config.processes is None else config.processes

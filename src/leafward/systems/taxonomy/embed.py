@@ -12,14 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from leafward.config import replace
 from leafward.data.items import read_matrix
-from leafward.engine import Cluster, LoopConfig, Loss, Member, OptimConfig, RunDirectory, fit
+from leafward.engine import Cluster, LoopConfig, Loss, Member, RunDirectory, train_loop
 from leafward.engine.devices import device_of
 from leafward.files import finite, replacing, write_json
 from leafward.hierarchy import Taxonomy, metrics
 from leafward.hierarchy.embedding import Batch, Closure, TaxonomyEmbedding, proper_ancestors
 from leafward.hierarchy.fan import fan
 from leafward.hierarchy.reconstruction import distortion, reconstruction
+from leafward.systems.taxonomy.config import RATES
 
 if TYPE_CHECKING:
     from leafward.systems.taxonomy.config import Config
@@ -36,7 +38,6 @@ MEASURED = (
     "entailment_auc",
     "entailment_ap",
 )
-RATES = {"distance": 0.2, "cones": 0.03}
 
 
 @dataclass
@@ -54,13 +55,14 @@ class Embedded:
     seconds_per_epoch: float
 
     @classmethod
-    def read(cls, member: Member[Config], result: Mapping[str, Any], steps: int) -> Embedded:
-        """What a member left; `steps`: those of an epoch."""
+    def read(cls, member: Member[Config], result: Mapping[str, Any], nodes: int) -> Embedded:
+        """What a member left, of a taxonomy of so many nodes."""
+        loop = loop_over(member.config, nodes)
         tangent = torch.from_numpy(read_matrix(member.home / EMBEDDINGS, "tangent"))
         logged = losses(RunDirectory.open(member.path))
         # JSON has no NaN; it was written as null.
         scores = {name: math.nan if result[name] is None else result[name] for name in MEASURED}
-        curve = [(record["step"] / steps, record["train/loss"]) for record in logged]
+        curve = [(record["step"] * loop.batch_size / nodes, record["train/loss"]) for record in logged]
         return cls(result["geometry"], result["seed"], tangent, scores, curve, result["time"]["seconds_per_epoch"])
 
     def to_json(self) -> dict[str, Any]:
@@ -95,6 +97,23 @@ class _Task:
         return Loss(model(batch), len(batch.owner))
 
 
+class _Watched(_Task):
+    """The same, measured while it is trained; the best embedding is the one that is kept."""
+
+    monitor, mode = "mean_average_precision", "max"
+
+    def __init__(self, closure: Closure, config: Config, tax: Taxonomy) -> None:
+        super().__init__(closure)
+        self.config, self.tax = config, tax
+        self.still = untrained(config, tax)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """On a copy in memory, in the type of the parameters whatever the precision of training."""
+        with torch.autocast("cpu", enabled=False):
+            self.still.load_state_dict(model.state_dict())
+            return measure(self.config, self.tax, self.still)
+
+
 def embed(member: Member[Config], tax: Taxonomy, run: RunDirectory, cluster: Cluster) -> dict[str, Any]:
     """Train in `run`, measure, and write embeddings.safetensors and names.json in the home of the member."""
     config = member.config
@@ -102,8 +121,10 @@ def embed(member: Member[Config], tax: Taxonomy, run: RunDirectory, cluster: Clu
 
     def conclude() -> dict[str, Any]:
         save(model, tax, member.home)
-        seconds = sum(record["time"]["seconds"] for record in losses(run)) / config.epochs
-        scores = {"geometry": config.geometry, "seed": config.seed, **measure(config, tax, model)}
+        logged = losses(run)
+        epochs = logged[-1]["step"] * loop_over(config, len(tax)).batch_size / len(tax)
+        seconds = sum(record["time"]["seconds"] for record in logged) / epochs
+        scores = {"geometry": config.geometry, "seed": config.loop.seed, **measure(config, tax, model)}
         return finite({**scores, "time": {"seconds_per_epoch": seconds}})
 
     return cluster.on_main(conclude)
@@ -116,8 +137,17 @@ def losses(run: RunDirectory) -> list[dict[str, Any]]:
 
 def train(config: Config, tax: Taxonomy, run: RunDirectory, cluster: Cluster | None = None) -> TaxonomyEmbedding:
     """Train in `run`, from its newest checkpoint if it has one."""
-    cluster = cluster or Cluster(device=device_of(config.device))
-    model = TaxonomyEmbedding(
+    cluster = cluster or Cluster(device=device_of(config.loop.device))
+    model, closure = untrained(config, tax), Closure(tax)
+    task = _Task(closure) if config.loop.eval_every is None else _Watched(closure, config, tax)
+    optim = replace(config.optim, lr=config.optim.lr or RATES[config.objective])
+    train_loop(model, task, loop_over(config, len(tax)), optim, run, cluster)
+    return model.cpu().eval()
+
+
+def untrained(config: Config, tax: Taxonomy) -> TaxonomyEmbedding:
+    """The embedding as its training begins."""
+    return TaxonomyEmbedding(
         len(tax),
         config.dim,
         config.geometry,
@@ -125,35 +155,15 @@ def train(config: Config, tax: Taxonomy, run: RunDirectory, cluster: Cluster | N
         c=config.c,
         temperature=config.temperature,
         margin=config.margin,
-        seed=config.seed,
+        seed=config.loop.seed,
         # In the plane a node cannot get past another one; in more dimensions a random start is as good.
-        start=fan(tax, config.seed) if config.dim == 2 else None,
+        start=fan(tax, config.loop.seed) if config.dim == 2 else None,
     )
-    epoch = steps_per_epoch(config, tax)
-    loop = LoopConfig(
-        steps=config.epochs * epoch,
-        batch_size=min(config.batch, len(tax)),
-        seed=config.seed,
-        precision=config.precision,
-        log_every=epoch * max(1, config.epochs // 100),
-        checkpoint_every=epoch * max(1, config.epochs // 5),
-        device=config.device,
-    )
-    optim = OptimConfig(
-        lr=config.lr or RATES[config.objective],
-        betas=(0.9, 0.99),
-        weight_decay=0.0,
-        clip_norm=None,
-        warmup_steps=epoch,
-        final_ratio=0.05,
-    )
-    fit(model, _Task(Closure(tax)), loop, optim, run, cluster)
-    return model.cpu().eval()
 
 
-def steps_per_epoch(config: Config, tax: Taxonomy) -> int:
-    """Steps after which every node was an anchor."""
-    return math.ceil(len(tax) / min(config.batch, len(tax)))
+def loop_over(config: Config, nodes: int) -> LoopConfig:
+    """The loop over a taxonomy of so many nodes, all of which are one batch where they are fewer than one."""
+    return replace(config.loop, batch_size=min(config.loop.batch_size, nodes))
 
 
 def save(model: TaxonomyEmbedding, tax: Taxonomy, folder: Path) -> None:
@@ -168,7 +178,7 @@ def save(model: TaxonomyEmbedding, tax: Taxonomy, folder: Path) -> None:
 @torch.no_grad()
 def measure(config: Config, tax: Taxonomy, model: TaxonomyEmbedding) -> dict[str, float]:
     """Ranks of the ancestors by the objective's own score, distortion of the distances, order of the radii."""
-    rng = np.random.default_rng(config.seed)
+    rng = np.random.default_rng(config.loop.seed)
     nodes = None if len(tax) <= config.eval_nodes else rng.choice(len(tax), config.eval_nodes, replace=False)
     found = reconstruction(proper_ancestors(tax), model.scores, nodes)
     first, second = some_pairs(len(tax), rng)

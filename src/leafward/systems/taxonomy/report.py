@@ -49,8 +49,8 @@ def result(config: Config, tax: Taxonomy, members: Sequence[Embedded]) -> Result
         "paired": {key: {"difference": each.value, "interval": each.interval} for key, each in paired.items()},
     }
     subtitle = (
-        f"{config.data}: {tax!r}, {pairs:,} pairs of a node and its ancestor; "
-        f"{config.geometry}, {config.dim} dimensions, objective {config.objective}, {config.epochs} epochs"
+        f"{config.data.source}: {tax!r}, {pairs:,} pairs of a node and its ancestor; "
+        f"{config.geometry}, {config.dim} dimensions, objective {config.objective}, {config.loop.length}"
     )
     made = Result("Taxonomy embedding", subtitle, headline, notes=_notes(config, tax, len(own)), values=values)
     _pictures(made, config, tax, members)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from leafward.config import checked, replace
+from leafward.config import replace
 from leafward.data.taxonomy import read_taxonomy
-from leafward.engine import Cluster, Experiment, Member, RunDirectory, session
+from leafward.engine import Cluster, Experiment, Member, RunDirectory
 from leafward.errors import UsageError
 from leafward.report import Result
+from leafward.systems.taxonomy import config as settings
 from leafward.systems.taxonomy import report
-from leafward.systems.taxonomy.config import MAY_CHANGE, Config, check
-from leafward.systems.taxonomy.embed import EMBEDDINGS, NAMES, Embedded, embed, steps_per_epoch
+from leafward.systems.taxonomy.config import Config
+from leafward.systems.taxonomy.embed import EMBEDDINGS, NAMES, Embedded, embed
 
 
 class Training(Experiment[Config]):
@@ -21,39 +21,26 @@ class Training(Experiment[Config]):
     The negatives of a node are the others of its batch, so each rank trains some of the members, on whole batches.
     """
 
-    recipe, may_change, leftovers, apart = "taxonomy", MAY_CHANGE, (EMBEDDINGS, NAMES), True
+    recipe, settings, leftovers, apart = "taxonomy", settings, (EMBEDDINGS, NAMES), True
 
     def __init__(self, config: Config, cluster: Cluster) -> None:
         super().__init__(config, cluster)
-        self.tax = read_taxonomy(config.data, config.root)
+        data = config.data
+        self.tax = read_taxonomy(data.source, data.root)
         if len(self.tax) < 3:
-            raise UsageError(f"data: {config.data} has {len(self.tax)} nodes; at least three are needed to rank one")
+            raise UsageError(f"data: {data.source} has {len(self.tax)} nodes; at least three are needed to rank one")
 
     def arms(self) -> dict[str, Config]:
         config = self.config
-        arms = {config.geometry: config}
-        return arms | ({"euclidean": replace(config, geometry="euclidean", twin=False)} if config.twin else {})
-
-    def seeds(self) -> range:
-        return range(self.config.seed, self.config.seed + self.config.seeds)
+        flat = {"geometry": "euclidean", "twin": False}
+        return {config.geometry: config} | ({"euclidean": replace(config, **flat)} if config.arms.twin else {})
 
     def train(self, member: Member[Config], run: RunDirectory, cluster: Cluster) -> dict[str, Any]:
         return embed(member, self.tax, run, cluster)
 
     def conclude(self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]) -> Result:
-        steps = steps_per_epoch(self.config, self.tax)
         pairs = zip(members, results, strict=True)
-        return report.result(self.config, self.tax, [Embedded.read(*pair, steps) for pair in pairs])
+        return report.result(self.config, self.tax, [Embedded.read(*pair, len(self.tax)) for pair in pairs])
 
 
-def run(config: Config, out: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:
-    """Embed the taxonomy of `config` in the run directory `out`: embeddings, names, result, report.
-
-    The embedding of the first seed lies in `out` itself, those of further seeds and of the twin each in its own
-    directory under `out`/members. Returns what result.json holds. Raises `engine.Interrupted` after SIGTERM or SIGINT,
-    once everything is saved.
-    """
-    config = checked(Config, config)
-    check(config)
-    with session(config.device) as cluster:
-        return Training(config, cluster).run(out, resume=resume, overwrite=overwrite)
+run = Training.launch

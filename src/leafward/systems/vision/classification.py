@@ -49,7 +49,7 @@ class Predictions:
 
 
 class Classification:
-    """Learns to name images. Give it to `engine.fit` with a model that maps (B, 3, H, W) to logits."""
+    """Learns to name images. Give it to `engine.train_loop` with a model that maps (B, 3, H, W) to logits."""
 
     monitor = "top1"
     mode: Literal["max"] = "max"

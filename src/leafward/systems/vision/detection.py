@@ -103,7 +103,7 @@ class Examples:
 
 
 class Detection:
-    """Learns to find objects. Give it to `engine.fit` with a model of `detector`."""
+    """Learns to find objects. Give it to `engine.train_loop` with a model of `detector`."""
 
     monitor = "box_ap"
     mode: Literal["max"] = "max"

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from leafward.config import replace
+from leafward.config import checked, load_yaml, replace
 from leafward.errors import UsageError
+from leafward.systems.vision.config import Config
 
 if TYPE_CHECKING:
     from rich.console import Console
     from torch import nn
 
-    from leafward.systems.vision.config import Config
+    from leafward.systems.vision.build import Card
 
 SUMMARY = "Accuracy, mean IoU or COCO AP of vision models, on the run's held-out data or on others."
 
@@ -51,17 +52,15 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     config = _config(args)
     task = make_task(config)
     results, units = measure(task, args.target, _members(args.target), open_classes, args.device)
-    title, of = f"Evaluation: {config.task}", f"{args.target} on {config.data}"
+    title, of = f"Evaluation: {config.data.task}", f"{args.target} on {config.data.source}"
     found = report.result(title, of, results[0]["geometry"], task.monitor, results, units)
-    return conclude(found, args, config.data, console)
+    return conclude(found, args, config.data.source, console)
 
 
 def _config(args: Args) -> Config:
     """The run's own configuration, or one that fits a published model, with the data that were asked for."""
-    from leafward.config import load_yaml
     from leafward.engine import is_run, load_published
     from leafward.systems.vision.build import Card
-    from leafward.systems.vision.config import Config
 
     if is_run(args.target):
         config = load_yaml(Config, args.target / "config.yaml")
@@ -69,10 +68,20 @@ def _config(args: Args) -> Config:
         raise UsageError(f"{args.target} is a model, not a run: give --data to score it on")
     else:
         card = Card.from_json(load_published(args.target)[0], args.target)
-        settings: Any = {"task": card.task, "size": card.size, "model": card.model, "ignore": card.ignore}
-        config = Config(**settings)
-    config = replace(config, data=args.data or config.data, taxonomy=args.taxonomy or config.taxonomy)
-    return replace(config, sliding=config.sliding or args.sliding)
+        config = of_card(card)
+    return with_data(config, args.data, args.taxonomy, sliding=config.data.sliding or args.sliding)
+
+
+def of_card(card: Card) -> Config:
+    """Settings that fit a published model."""
+    return checked(Config, {"task": card.task, "size": card.size, "model": card.model, "ignore": card.ignore})
+
+
+def with_data(config: Any, source: str | None, taxonomy: Path | None, **changes: Any) -> Any:
+    """Settings with other data or another taxonomy, where they are given."""
+    data = config.data
+    changes |= {"source": source or data.source, "taxonomy": taxonomy or data.taxonomy}
+    return replace(config, data=changes)
 
 
 def _members(target: Path) -> list[dict[str, Any]]:

@@ -159,7 +159,7 @@ def normalised(image: Tensor, pixels: Pixels = IMAGENET) -> Tensor:
 
 
 class Segmentation:
-    """Learns to label pixels. Give it to `engine.fit` with a model that maps (B, 3, H, W) to scores of that size."""
+    """Learns to label pixels. Give it to `engine.train_loop` with a model from (B, 3, H, W) to scores of that size."""
 
     monitor = "miou"
     mode: Literal["max"] = "max"

@@ -9,16 +9,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from leafward.config import checked, replace
+from leafward.config import replace
 from leafward.data.images import IMAGENET, Pixels
-from leafward.engine import Cluster, Experiment, Member, RunDirectory, fit, publish, session
+from leafward.engine import Cluster, Experiment, Member, RunDirectory, publish, train_loop
 from leafward.engine.experiment import by_geometry, curves
 from leafward.errors import DataError, UsageError
 from leafward.files import finite, replacing
 from leafward.report import Result
+from leafward.systems.vision import config as settings
 from leafward.systems.vision import report
 from leafward.systems.vision.build import Card, build, open_model, size_arguments, starting_point
-from leafward.systems.vision.config import MAY_CHANGE, Config, check
+from leafward.systems.vision.config import Config
 
 if TYPE_CHECKING:
     from leafward.systems.vision.classification import Classification
@@ -33,21 +34,18 @@ UNITS = "held_out.npy"
 class Training(Experiment[Config]):
     """Both geometries and several seeds on the same data."""
 
-    recipe, may_change, leftovers = "vision", MAY_CHANGE, (UNITS,)
+    recipe, settings, leftovers = "vision", settings, (UNITS,)
 
     def __init__(self, config: Config, cluster: Cluster) -> None:
         super().__init__(config, cluster)
         self.task = make_task(config)
         for arm in self.arms().values():
             started(arm, card_of(arm, self.task))
-        if config.check:
+        if config.data.check:
             cluster.on_main(self.task.check)
 
     def arms(self) -> dict[str, Config]:
         return arms_of(self.config)
-
-    def seeds(self) -> range:
-        return range(self.config.loop.seed, self.config.loop.seed + self.config.seeds)
 
     def train(self, member: Member[Config], run: RunDirectory, cluster: Cluster) -> dict[str, Any]:
         """Train one model, publish it and score it."""
@@ -55,7 +53,7 @@ class Training(Experiment[Config]):
         card = card_of(config, self.task)
         model = started(config, card)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        fitted = fit(model, self.task, config.loop, config.optim, run, cluster)
+        fitted = train_loop(model, self.task, config.loop, config.optim, run, cluster)
         publish(model, member.model, card, cluster)
 
         record = {"geometry": config.geometry, "parameters": parameters, "step": fitted.best_step or fitted.step}
@@ -63,37 +61,21 @@ class Training(Experiment[Config]):
 
     def conclude(self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]) -> Result:
         config, monitor = self.config, self.task.monitor
-        title, units = f"{config.model}: {config.task}", [read_units(member.path) for member in members]
-        made = report.result(title, str(config.data), config.geometry, monitor, results, units)
+        title, units = f"{config.model}: {config.data.task}", [read_units(member.path) for member in members]
+        made = report.result(title, str(config.data.source), config.geometry, monitor, results, units)
         made.values["data"] = {"classes": self.task.classes}
         report.show_models(made, results, "parameters", "step")
         report.show_training(made, monitor, curves(members))
         return made
 
 
-def run(
-    config: Config,
-    out: Path,
-    *,
-    resume: bool = False,
-    overwrite: bool = False,
-    training: type[Training] = Training,
-) -> dict[str, Any]:
-    """Check the data, train, publish and score in the run directory `out`; returns what result.json holds.
-
-    Start it with torchrun for several ranks. Raises `engine.Interrupted` after SIGTERM or SIGINT, once everything is
-    saved; the same call with `resume` goes on from there. `training` may be a special kind of this one.
-    """
-    config = checked(Config, config)
-    check(config)
-    with session(config.loop.device, config.loop.timeout) as cluster:
-        return training(config, cluster).run(out, resume=resume, overwrite=overwrite)
+run = Training.launch
 
 
 def arms_of(config: Config) -> dict[str, Config]:
     """What is trained: `config` and, with `twin`, the other geometry; a Euclidean twin is flat on both levels."""
     arms = by_geometry(config)
-    if config.geometry == "lorentz" and config.twin:
+    if config.geometry == "lorentz" and config.arms.twin:
         arms["euclidean"] = replace(arms["euclidean"], patch_geometry="euclidean")
     return arms
 
@@ -107,34 +89,33 @@ def started(config: Config, card: Card) -> nn.Module:
     return model
 
 
-def make_task(config: Config, pixels: Pixels = IMAGENET) -> VisionTask:
-    """The task of `config` on its data, for a backbone that expects `pixels`."""
-    source = config.data
-    assert source is not None
+def make_task(config: Any, pixels: Pixels = IMAGENET) -> VisionTask:
+    """The task of `config`, settings with `data`, `augment` and `loop`, for a backbone that expects `pixels`."""
+    data, augment, seed = config.data, config.augment, config.loop.seed
     batch = config.loop.micro_batch or config.loop.batch_size
-    if config.task == "segment":
+    if data.task == "segment":
         from leafward.data.scenes import load_scenes
         from leafward.systems.vision.segmentation import Segmentation
 
-        scenes = load_scenes(source, config.ignore, config.held_out, config.loop.seed)
-        chosen = {"hflip": config.augment.hflip, "sliding": config.sliding, "pixels": pixels}
-        return Segmentation(scenes, config.size, config.decoder, **chosen)
-    if config.task == "detect":
+        scenes = load_scenes(data.source, data.ignore, data.held_out, seed)
+        chosen = {"hflip": augment.hflip, "sliding": data.sliding, "pixels": pixels}
+        return Segmentation(scenes, data.size, data.decoder, **chosen)
+    if data.task == "detect":
         from leafward.data.boxes import load_objects
         from leafward.systems.vision.detection import Detection
 
-        return Detection(load_objects(source, config.held_out, config.loop.seed), hflip=config.augment.hflip)
+        return Detection(load_objects(data.source, data.held_out, seed), hflip=augment.hflip)
     from leafward.data.images import load_images
     from leafward.hierarchy import Taxonomy
     from leafward.systems.vision.classification import Classification
 
-    taxonomy = None if config.taxonomy is None else Taxonomy.load(config.taxonomy)
-    sets = load_images(source, config.held_out, config.loop.seed)
-    return Classification(sets, config.size, config.augment, batch=batch, taxonomy=taxonomy, **pixels._asdict())
+    taxonomy = None if data.taxonomy is None else Taxonomy.load(data.taxonomy)
+    sets = load_images(data.source, data.held_out, seed)
+    return Classification(sets, data.size, augment, batch=batch, taxonomy=taxonomy, **pixels._asdict())
 
 
 def card_of(config: Config, task: VisionTask) -> Card:
-    arguments = size_arguments(config.model, config.task, config.size)
+    arguments = size_arguments(config.model, config.data.task, config.data.size)
     if config.model.startswith("hcformer"):
         arguments = {
             "geometry": config.geometry,
@@ -144,13 +125,13 @@ def card_of(config: Config, task: VisionTask) -> Card:
     if config.drop_path:
         arguments["drop_path_rate"] = config.drop_path
     return Card(
-        task=config.task,
+        task=config.data.task,
         model=config.model,
         arguments=arguments,
         classes=task.classes,
-        size=config.size,
+        size=config.data.size,
         decoder=task.decoder,
-        ignore=config.ignore,
+        ignore=config.data.ignore,
     )
 
 

@@ -42,18 +42,18 @@ def run(args: Args, console: Console) -> dict[str, Any]:
 
     need(args.most is None or args.most >= 1, "--most", "an integer ≥ 1, or None", args.most)
     config, model = open_run(args.target)
-    data = args.data or config.data
+    data = args.data or config.data.source
     assert data is not None
     # The seed says which scenes are held out, where the folder does not.
-    scenes = load_scenes(data, config.ignore if args.ignore == "run" else args.ignore, seed=config.seed)
+    scenes = load_scenes(data, config.data.ignore if args.ignore == "run" else args.ignore, seed=config.loop.seed)
     check(scenes.held_out, "held-out scenes", complete=False)
-    table = confusions(model.to(device_of(args.device)), scenes, config.size, args.most)
+    table = confusions(model.to(device_of(args.device)), scenes, config.data.size, args.most)
     scores, ious = score(table), class_ious(table)
     found = {"run": str(args.target), "data": str(data), "classes": len(scenes.classes), **scores}
     made = Result(
         "Evaluation: open-vocabulary",
         f"{args.target} on {data}",
-        headline(scores, scenes, args.most, f"; {len(scenes.classes)} classes"),
+        headline([scores], scenes, args.most, f"; {len(scenes.classes)} classes"),
         values=found | {"iou": iou_rows(scenes.classes, ious)},
     )
     made.scores({**scores, "IoU": dict(zip(scenes.classes, ious, strict=True))}, terminal=False)

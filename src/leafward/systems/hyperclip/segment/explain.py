@@ -55,7 +55,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     drawn = []
     for index, path in enumerate(args.images):  # photos of different folders may be called alike
         image = as_bytes(read_image(path))
-        places = segment(model, image, text, config.size, args.background)
+        places = segment(model, image, text, config.data.size, args.background)
         data = png(overlay(image.permute(1, 2, 0).numpy(), places.numpy(), len(args.words)))
         file = args.out / f"{index:03d}-{path.stem}-segments.png"
         shares = {word: float((places == place).float().mean()) for place, word in enumerate(args.words)}

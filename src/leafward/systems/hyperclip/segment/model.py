@@ -15,9 +15,12 @@ from leafward.config import checked
 from leafward.data.scenes import SceneSets
 from leafward.encoders import load_encoder
 from leafward.engine import RunDirectory, load_published, publish
-from leafward.errors import UsageError
+from leafward.errors import UsageError, need
 from leafward.report import Estimate, Result
+from leafward.stats.estimate import PERCENT
+from leafward.stats.intervals import over_seeds
 from leafward.systems.hyperclip.methods import adapt
+from leafward.systems.hyperclip.report import Row, by_method, means_over
 from leafward.systems.hyperclip.segment.figures import MOST_BARS, bars, overlay, png
 from leafward.systems.hyperclip.segment.task import Segmenter, as_bytes, segment
 
@@ -27,14 +30,15 @@ if TYPE_CHECKING:
 SHOWN = 4
 """Held-out scenes on the page."""
 ADAPTER, CLIP, DECODER = "adapter", "model", "decoder"
+SCORES = {"mIoU": "miou", "pixel accuracy": "pixel_accuracy"}
 
 
 def build(config: Config) -> Segmenter:
     """An untrained segmenter with its adapter."""
-    torch.manual_seed(config.seed)
+    torch.manual_seed(config.loop.seed)
     assert config.model is not None
     model = _segmenter(config, config.model)
-    adapt(model.encoder.model, config, config.method)  # pyright: ignore[reportArgumentType]
+    adapt(model.encoder.model, config.adapt, config.loop.seed, config.model)
     model.encoder.lr_ratio = config.clip_lr_ratio  # pyright: ignore[reportArgumentType]
     return model
 
@@ -44,13 +48,13 @@ def _segmenter(config: Config, clip: str | Path) -> Segmenter:
         load_encoder(clip),
         channels=config.channels,
         window=config.window,
-        score=config.score,
-        c=config.c,
-        radius_weight=config.radius_weight,
-        templates=config.templates,
+        score=config.adapt.score,
+        c=config.adapt.c,
+        radius_weight=config.adapt.radius_weight,
+        templates=config.data.templates,
     )
-    if config.size % model.patch:
-        raise UsageError(f"size must be a multiple of the model's patch size {model.patch}, got {config.size}")
+    size = config.data.size
+    need(size % model.patch == 0, "data.size", f"a multiple of the model's patch size {model.patch}", size)
     return model
 
 
@@ -84,42 +88,49 @@ def open_model(config: Config, path: Path) -> Segmenter:
     return model.eval()
 
 
-def result(config: Config, scenes: SceneSets, rows: Sequence[dict[str, Any]]) -> Result:
-    """What a run found; a row for each method that was trained."""
-    own = next(row for row in rows if row["method"] == config.method)
+def result(config: Config, scenes: SceneSets, rows: Sequence[Row]) -> Result:
+    """What a run found; the rows of a method follow one another, one for each seed."""
+    methods = by_method(rows)
+    own = methods[config.adapt.label]
     numbers = []
-    for row in rows:
-        more = f"; {row['trainable']:,} trained parameters in CLIP"
-        found = headline(row["metrics"], scenes, config.most_scored, more)
+    for label, several in methods.items():
+        if several[0]["score"] != config.adapt.score:
+            continue
+        twin = methods.get(several[0]["name"]) if config.arms.twin else None
+        more = f"; {several[0]['trainable']:,} trained parameters in CLIP"
+        found = headline([row["metrics"] for row in several], scenes, config.data.most_scored, more, twin)
         # Of several methods the mIoU alone: the table has the rest.
-        numbers += found if len(rows) == 1 else [found[0].named(f"{row['method']}: mIoU")]
+        numbers += [found[0].named(f"{label}: mIoU")] if config.arms.compare else found
     counts = {"classes": len(scenes.classes), "train": len(scenes.train), "held_out": len(scenes.held_out)}
     values = {
-        "metrics": own["metrics"],
-        "iou": own["iou"],
-        "methods": [{key: row[key] for key in ("method", "trainable", "metrics")} for row in rows],
+        "metrics": {name: over_seeds([row["metrics"][name] for row in own]).value for name in own[0]["metrics"]},
+        "iou": [_mean_iou(several) for several in zip(*(row["iou"] for row in own), strict=True)],
+        "methods": [{key: value for key, value in row.items() if key != "iou"} for row in rows],
         "data": counts,
     }
-    of = f"{counts['classes']} classes, {counts['train']} scenes, {config.steps} steps"
-    notes = ["One seed was trained: there is no interval."]
-    title = f"{config.model}, {config.method}: {of}"
-    made = Result("Open-vocabulary segmentation", title, numbers, notes=notes, values=values)
-    if len(rows) > 1:
+    title = f"{config.model}, {config.adapt.label}: {counts['classes']} classes, {counts['train']} scenes, "
+    notes = [means_over(config.arms.seeds) or "One seed was trained: there is no interval."]
+    made = Result("Open-vocabulary segmentation", title + config.loop.length, numbers, notes=notes, values=values)
+    if len(methods) > 1:
         made.section("Methods under the same budget")
         made.table(
-            ["method", "trained parameters in CLIP", "mIoU, %", "pixel accuracy, %"],
+            ["method", "trained parameters in CLIP", *(f"{name}, %" for name in SCORES)],
             [
-                [row["method"], row["trainable"], *(100.0 * row["metrics"][key] for key in ("miou", "pixel_accuracy"))]
-                for row in rows
+                [
+                    label,
+                    several[0]["trainable"],
+                    *(_percent([row["metrics"] for row in several], key) for key in SCORES.values()),
+                ]
+                for label, several in methods.items()
             ],
-            f"The same decoder at the beginning, crops, order and steps; {config.method} is the one that was kept",
+            f"The same decoder at the beginning, crops, order and steps; {config.adapt.label} is the one that was kept",
         )
     made.section("Classes")
-    ious = [row["iou"] for row in own["iou"]]
+    names, ious = [row["class"] for row in values["iou"]], [row["iou"] for row in values["iou"]]
     more = sum(iou is not None for iou in ious) - MOST_BARS
     caption = "IoU over the held-out scenes, in the colours of the pictures below"
     caption += f"; {more} lower ones are in result.json" if more > 0 else ""
-    made.figure(partial(bars, [row["class"] for row in own["iou"]], ious, "IoU, %"), caption)
+    made.figure(partial(bars, names, ious, "IoU, %"), caption)
     return made
 
 
@@ -130,16 +141,37 @@ def draw(made: Result, model: Segmenter, scenes: SceneSets, size: int) -> None:
         made.image(data, alt=f"{name}: photo, truth and answer", caption=f"{name}: photo, truth, answer")
 
 
-def headline(metrics: dict[str, float], scenes: SceneSets, most: int | None, more: str = "") -> list[Estimate]:
-    """mIoU and pixel accuracy over the (first `most`) held-out scenes; `more` ends the remark on the first.
+def _mean_iou(rows: Sequence[Row]) -> Row:
+    """Of one class over the seeds; None where it is nowhere."""
+    found = [row["iou"] for row in rows if row["iou"] is not None]
+    return {"class": rows[0]["class"], "iou": over_seeds(found).value if found else None}
+
+
+def _percent(metrics: Sequence[Row], name: str) -> Estimate:
+    """The mean over seeds of a share, with its interval; of one seed there is none.
 
     Pixels of a scene are not independent, so neither has an interval over pixels.
     """
+    return over_seeds([100.0 * each[name] for each in metrics], PERCENT)
+
+
+def headline(
+    metrics: Sequence[Row], scenes: SceneSets, most: int | None, more: str = "", twin: Sequence[Row] | None = None
+) -> list[Estimate]:
+    """mIoU and pixel accuracy over the (first `most`) held-out scenes, of each seed; `more` ends the remark on the
+    first. `twin`: the rows of the same method with the cosine."""
     scored = min(len(scenes.held_out), most or len(scenes.held_out))
-    note = f"{scored} held-out scene{'s' * (scored != 1)}{more}"
+    notes = {"mIoU": f"{scored} held-out scene{'s' * (scored != 1)}{more}", "pixel accuracy": ""}
     return [
-        Estimate(100.0 * metrics["miou"], name="mIoU", unit="%", better="higher", note=note),
-        Estimate(100.0 * metrics["pixel_accuracy"], name="pixel accuracy", unit="%", better="higher"),
+        _percent(metrics, key).named(
+            name,
+            unit="%",
+            better="higher",
+            note=notes[name],
+            twin=_percent([row["metrics"] for row in twin], key) if twin else None,
+            twin_name="cosine",
+        )
+        for name, key in SCORES.items()
     ]
 
 

@@ -232,7 +232,9 @@ class OpenVocabularyTask:
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, Segmenter)
-        self.table = confusions(model, self.scenes, self.size, self.most_scored)
+        # Not under autocast: as the run is scored afterwards, and by leafward evaluate.
+        with torch.autocast(model.encoder.device.type, enabled=False):
+            self.table = confusions(model, self.scenes, self.size, self.most_scored)
         return score(self.table)
 
 

@@ -1,9 +1,9 @@
-"""What teaches the hierarchy (Sec. 4.4): every node nearer to its parent than to the other nodes of its level."""
+"""Every node nearer to its parent than to the other nodes of its level (Sec. 4.4)."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -13,21 +13,9 @@ from leafward.errors import UsageError
 from leafward.geometry.scalars import wide
 from leafward.systems.himapper.tree import TreeShape
 
-CONTRAST_WEIGHT, KL_WEIGHT = 0.1, 0.01
-"""Weights of the two losses beside the task's own, as in the authors' code."""
-
-
-class HierarchyLosses(NamedTuple):
-    """Means over the batch: the contrast in nats, the divergence of the top level in nats per coordinate; and the
-    contrast of each image (B)."""
-
-    contrast: Tensor
-    kl: Tensor
-    contrasts: Tensor
-
-    def total(self, contrast_weight: float = CONTRAST_WEIGHT, kl_weight: float = KL_WEIGHT) -> Tensor:
-        """What is added to the task's own loss."""
-        return contrast_weight * self.contrast + kl_weight * self.kl
+if TYPE_CHECKING:
+    from leafward.systems.himapper.losses import Seen
+    from leafward.systems.himapper.mapper import HierarchyMapper
 
 
 class HierarchyContrast(nn.Module):
@@ -67,3 +55,15 @@ class HierarchyContrast(nn.Module):
         logits = wide(self.log_weight) - wide(distances[:, : len(self.parents)]) / self.temperature
         nats = F.cross_entropy(logits.flatten(0, 1), self.parents.repeat(len(logits)), reduction="none")
         return nats.view(len(logits), -1).mean(dim=1)
+
+
+class Loss(nn.Module):
+    """The contrast in nats."""
+
+    def __init__(self, mapper: HierarchyMapper) -> None:
+        super().__init__()
+        self.contrast = HierarchyContrast(mapper.shape, mapper.temperature, mapper.sibling_weight)
+
+    def forward(self, seen: Seen) -> Tensor:
+        """-> (B)."""
+        return self.contrast.each(seen.distances)
