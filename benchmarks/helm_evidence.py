@@ -195,7 +195,7 @@ def held_out(
     model: HelmForCausalLM, corpus: Corpus, arguments: argparse.Namespace, cluster: Cluster
 ) -> dict[str, float]:
     scores = score(model, corpus.held_out, arguments.context, batch_size=arguments.batch, precision=precision(cluster))
-    return {key: value for key, (value, _) in scores.headline().items()}
+    return {key: found.value for key, found in scores.headline().items() if found.value is not None}
 
 
 def best_rate(rows: list[dict[str, Any]], name: str) -> float:

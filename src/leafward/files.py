@@ -201,14 +201,14 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def finite(value: Any) -> Any:
-    """`value` with every non-finite float replaced by None, so that it is valid JSON."""
+    """`value` with every non-finite float replaced by None, so that it is valid JSON; arrays become lists."""
     if isinstance(value, float):
         return value if value - value == 0.0 else None
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
-    return value
+    return finite(value.tolist()) if hasattr(value, "tolist") else value
 
 
 def _umask() -> int:

@@ -15,7 +15,6 @@ from PIL import Image
 from rich.console import Console
 
 from leafward.cli import demo
-from leafward.cli import show as _show
 from leafward.cli.demo_parts import adapt, build, catalogue, measure
 from leafward.cli.dispatch import main
 from leafward.config import replace
@@ -24,6 +23,7 @@ from leafward.data.fewshot import read_feature_set
 from leafward.engine.config import LoopConfig
 from leafward.geometry import Lorentz
 from leafward.hierarchy import Taxonomy
+from leafward.report import show_rows
 
 MOST_BYTES = 4_500_000
 CLASSES = ("dress", "hat", "longsleeve", "outwear", "pants", "shirt", "shoes", "shorts", "skirt", "t-shirt")
@@ -240,7 +240,7 @@ def test_the_lines_can_be_typed_where_the_program_is_not_on_the_path(monkeypatch
 def test_a_table_is_folded_in_a_narrow_window_and_never_cut():
     written = io.StringIO()
     row = ("coop + Euclidean twin", "38.123456", *"12345")
-    _show.show_rows(Console(width=60, file=written), ["method", *adapt.SHORT], [row])
+    show_rows(Console(width=60, file=written), ["method", *adapt.SHORT], [row])
     assert "…" not in written.getvalue()
 
 

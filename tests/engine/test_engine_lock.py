@@ -104,7 +104,7 @@ def test_a_second_process_is_refused_and_the_first_goes_on(tmp_path: Path) -> No
             RunDirectory.create(run, LONG, resume=resume, overwrite=overwrite)
     # Those that read are not kept out.
     assert RunDirectory.open(run).metrics()
-    assert read_run(run).result is None
+    assert not read_run(run).finished
     os.kill(first.pid, signal.SIGTERM)
     finish(first)
     steps = [line["step"] for line in RunDirectory.open(run).metrics()]

@@ -11,6 +11,7 @@ import pytest
 
 from leafward.engine import Cluster, Experiment, Member, RunDirectory, is_run, members_of
 from leafward.errors import DataError, UsageError
+from leafward.report import Result
 
 LAYOUTS = {
     "one": ("", []),
@@ -73,11 +74,8 @@ class Counting(Experiment[dict]):
         member.model.mkdir()
         return {"arm": member.config["arm"]}
 
-    def conclude(self, run: RunDirectory, members: list, results: list) -> dict:
-        return {"arms": [each["arm"] for each in results], "notes": []}
-
-    def page(self, run: RunDirectory, members: list, result: dict) -> None:
-        run.report.write_text("page")
+    def conclude(self, run: RunDirectory, members: list, results: list) -> Result:
+        return Result("Arms", values={"arms": [each["arm"] for each in results]})
 
 
 def test_members_lie_beside_each_other_and_the_first_model_in_the_run(tmp_path: Path) -> None:
@@ -108,12 +106,12 @@ def test_a_run_that_fails_before_it_has_begun_anything_leaves_no_members(tmp_pat
 
 
 class WithoutPage(Counting):
-    def page(self, run: RunDirectory, members: list, result: dict) -> None:
+    def page(self, run: RunDirectory, found: Result) -> None:
         import a_package_that_is_not_there  # noqa: F401  # pyright: ignore[reportMissingImports]
 
 
 class BrokenPage(Counting):
-    def page(self, run: RunDirectory, members: list, result: dict) -> None:
+    def page(self, run: RunDirectory, found: Result) -> None:
         assert run.finished
         raise ValueError("broken page")
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from leafward.errors import UsageError
-from leafward.report import figures
+from leafward.report import Estimate, figures
 from leafward.report.figures import (
     COLOURS,
     LIGHT,
@@ -25,7 +25,6 @@ from leafward.report.figures import (
     save_svg,
     to_svg,
 )
-from leafward.report.number import Estimate
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 import pytest
 
 from leafward.errors import UsageError
-from leafward.report import Estimate, Number, Page, new_figure
-from leafward.report.page import flatten
+from leafward.report import Estimate, Result, new_figure
+from leafward.report.render import flatten
 
 VOID = {"meta", "img", "br", "hr", "link", "input"}
 PNG = base64.b64decode(
@@ -52,12 +52,12 @@ def plot():
 
 
 def full_page(word="plain"):
-    page = Page(f"Title {word}", subtitle=f"Subtitle {word}")
+    page = Result(f"Title {word}", f"Subtitle {word}")
     page.headline(
         [
-            Number(f"exponent {word}", 1.0712, (0.951, 1.193), note=f"note {word}"),
-            Number("accuracy", 71.32, (70.2, 72.4), twin=69.81, twin_interval=(68.7, 70.9), unit=word, better="higher"),
-            Number("absent", None),
+            Estimate(1.0712, (0.951, 1.193), f"exponent {word}", note=f"note {word}"),
+            Estimate(71.32, (70.2, 72.4), "accuracy", word, "higher", twin=Estimate(69.81, (68.7, 70.9))),
+            Estimate(None, name="absent"),
         ]
     )
     for title in ("Run", "Tables", "Figures", f"Rest {word}"):
@@ -69,7 +69,7 @@ def full_page(word="plain"):
     page.figure(plot(), "again")
     page.image(PNG, alt=f"alt {word}", caption=f"image {word}")
     page.command(f"leafward train {word} --seeds 3")
-    page.environment({"torch": "2.15", word: {word: [word, 1, None]}})
+    page.details("Environment", {"torch": "2.15", word: {word: [word, 1, None]}})
     return page
 
 
@@ -129,7 +129,7 @@ def test_headline_shows_interval_and_twin():
 
 
 def test_tables():
-    page = Page("t")
+    page = Result("t")
     columns = [f"column {i}" for i in range(40)]
     page.table(columns, [["x", Estimate(1.0, (0.9, 1.1)), *[0.5] * 38], ["y", None, *[1.25] * 38]])
     html = page.html()
@@ -146,7 +146,7 @@ def test_tables():
 
 
 def test_contents_need_four_sections():
-    page = Page("t")
+    page = Result("t")
     for title in "abc":
         page.section(title)
     assert not Document(page.html()).named("nav")
@@ -155,7 +155,7 @@ def test_contents_need_four_sections():
 
 
 def test_figures_that_follow_one_another_share_a_grid():
-    page = Page("t")
+    page = Result("t")
     page.figure(plot(), "one")
     page.figure(new_figure(width=10)[0], "wide")
     page.text("between")
@@ -168,11 +168,11 @@ def test_figures_that_follow_one_another_share_a_grid():
 
 def test_images_must_be_images():
     with pytest.raises(UsageError, match="PNG or JPEG"):
-        Page("t").image(b"<svg onload=alert(1)>", alt="x")
+        Result("t").image(b"<svg onload=alert(1)>", alt="x")
 
 
 def test_bytes_that_are_no_text_do_not_break_the_page(tmp_path):
-    Page("run \udcff").write(tmp_path / "page.html")
+    Result("run \udcff").write(tmp_path / "page.html")
     assert "<h1>run ?</h1>" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 

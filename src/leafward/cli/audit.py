@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from leafward.measure import AuditReport
     from leafward.measure.audit_family import Family, LossTable
-    from leafward.report import Page
+    from leafward.report import Result
 
 
 @dataclass
@@ -110,7 +110,7 @@ def _audit(target: str, args: Args) -> AuditReport:
 
 def show(console: Console, report: AuditReport) -> None:
     """Table, notes and verdict for a person."""
-    from leafward.cli.show import show_rows
+    from leafward.report import show_rows
 
     title = f"{report.target}: {report.tensor}"
     show_rows(console, ["", "value", "± s.e.", "reference"], [tuple(row) for row in report.table()], title)
@@ -119,25 +119,25 @@ def show(console: Console, report: AuditReport) -> None:
     console.print(f"verdict: {report.verdict}", markup=False)
 
 
-def audit_page(reports: list[AuditReport]) -> Page:
+def audit_page(reports: list[AuditReport]) -> Result:
     """The report page of one or several audits."""
-    from leafward.report import Page
+    from leafward.report import Result
 
-    page = Page("Superposition audit", subtitle=", ".join(report.target for report in reports))
+    page = Result("Superposition audit", ", ".join(report.target for report in reports), run=True)
     for report in reports:
         add_audit(page, report)
     return page
 
 
-def add_audit(page: Page, report: AuditReport) -> None:
+def add_audit(page: Result, report: AuditReport) -> None:
     """One audit as a section of a page."""
-    from leafward.report import Number
+    from leafward.report import Estimate
 
     page.section(f"{Path(report.target).name} · {report.tensor}")
-    numbers = [Number("m·⟨overlap²⟩, raw", report.scaled_overlap, note="1 for random directions")]
+    numbers = [Estimate(report.scaled_overlap, name="m·⟨overlap²⟩, raw", note="1 for random directions")]
     if report.centred is not None:
-        numbers.append(Number("m·⟨overlap²⟩, mean removed", report.centred.scaled_overlap))
-    numbers.append(Number("participation ratio", report.participation_ratio, note=f"at most {report.width}"))
+        numbers.append(Estimate(report.centred.scaled_overlap, name="m·⟨overlap²⟩, mean removed"))
+    numbers.append(Estimate(report.participation_ratio, name="participation ratio", note=f"at most {report.width}"))
     page.headline(numbers)
     page.text(str(report.verdict))
     for note in report.notes:
@@ -168,11 +168,11 @@ def _overlap_figure(report: AuditReport) -> Figure:
 
 
 def _family(
-    reports: list[AuditReport], names: list[str], losses: LossTable | None, console: Console, page: Page
+    reports: list[AuditReport], names: list[str], losses: LossTable | None, console: Console, page: Result
 ) -> dict[str, Any]:
     """Widths side by side and, with a losses table, the fit L = C/m^a + offsets."""
-    from leafward.cli.show import show_rows
     from leafward.measure.audit_family import audit_family
+    from leafward.report import show_rows
 
     family = audit_family(*reports, names=names, losses=losses)
     rows = [
@@ -191,25 +191,22 @@ def _family(
     return result
 
 
-def _width_fit(family: Family, console: Console, page: Page) -> dict[str, Any]:
-    from leafward.report import Number
+def _width_fit(family: Family, console: Console, page: Result) -> dict[str, Any]:
+    from leafward.report import Estimate
     from leafward.stats.power_laws import fit_width
 
     table = family.losses
     assert table is not None
     fit = fit_width(table.width, table.loss, models=table.model, corpora=table.corpus, params=table.params)
     console.print(f"width fit: {fit.summary()}", markup=False)
-    ends = fit.loss.interval
-    page.headline([Number("α of L = C/m^α + offsets", fit.loss.exponent, interval=(ends.low, ends.high))])
+    page.headline([Estimate(fit.loss.exponent, fit.loss.interval, "α of L = C/m^α + offsets")])
     page.text(fit.summary())
     return fit.to_dict()
 
 
-def _write(out: Path, result: dict[str, Any], page: Page) -> None:
-    from leafward.engine.evaluation import how_it_was_run
+def _write(out: Path, result: dict[str, Any], page: Result) -> None:
     from leafward.files import write_json
 
-    how_it_was_run(page)
     write_json(out / "audit.json", result)
     page.write(out / "report.html")
 

@@ -10,19 +10,19 @@ if TYPE_CHECKING:
 
     from leafward.data.fewshot import FeatureSet
     from leafward.measure import AuditReport
-    from leafward.report import Page
+    from leafward.report import Result
 
 SHOWN = {"mean": "mean", "std": "std", "low": "5 %", "median": "median", "high": "95 %"}
 
 
 def add_radius(
-    reports: Sequence[AuditReport], names: Sequence[str], c: float, weight: float, console: Console, page: Page
+    reports: Sequence[AuditReport], names: Sequence[str], c: float, weight: float, console: Console, page: Result
 ) -> dict[str, Any]:
     """Radii of every target, and for feature files the radius sweep: on screen, on the page, and as a result.
 
     Vectors z are tangent at the origin of the Poincaré ball: Rad(exp₀(z)) = 2‖z‖, whatever the curvature is.
     """
-    from leafward.cli.show import show_rows
+    from leafward.report import show_rows
 
     rows: list[dict[str, Any]] = []
     swept: list[dict[str, Any]] = []
@@ -81,8 +81,8 @@ def _sweep(data: FeatureSet, c: float, weight: float) -> dict[str, Any]:
     return {"images": len(chosen[0]), "classes": len(data.texts), "sweep": found}
 
 
-def _show_sweeps(swept: list[dict[str, Any]], c: float, weight: float, console: Console, page: Page) -> None:
-    from leafward.cli.show import show_rows
+def _show_sweeps(swept: list[dict[str, Any]], c: float, weight: float, console: Console, page: Result) -> None:
+    from leafward.report import show_rows
     from leafward.systems.hyperclip.figures import SWEEP, sweep_figure
 
     columns = ["", "score", *(f"× {factor:g}" for factor in SWEEP)]

@@ -12,6 +12,7 @@ COMMANDS = {
     **({"data": "prepare data"} if PREPARATIONS else {}),
     "export": "an adapter as files, or merged into its base model",
     "report": "one page that compares runs, evaluations or audits",
+    "evidence": "the papers' claims: list them, test one, render the page",
     "bench": "the benchmarks, side by side",
     "list": "recipes, presets, tasks and optional extras",
     "completion": "print a shell completion script",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from leafward.cli.demo_parts.part import Part
-    from leafward.report import Page
+    from leafward.report import Result
 
 PARTS = {"measure": {}, "adapt": {"PIL": "vision"}, "build": {"transformers": "lm", "timm": "vision"}}
 """The parts in their order, each a module of leafward.cli.demo_parts, and the packages with extras that they need."""
@@ -53,11 +53,14 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     with threads(1):
         parts = {name: module.run(args.out, console) for name, module in modules.items()}
     seconds = time.monotonic() - began
-    result = {name: part.result | {"headline": _numbers(part)} for name, part in parts.items()}
+    result = {
+        name: part.result | {"headline": [each.to_json() for each in part.numbers]} for name, part in parts.items()
+    }
     write_json(args.out / "result.json", result)
     report = args.out / "report.html"
-    _page(args, parts, seconds).write(report)
-    _show(console, parts)
+    made = _result(args, parts, seconds)
+    made.write(report)
+    made.show(console, "leafward demo")
     console.print(f"{SMALL}\ndone in {seconds:.0f} s", markup=False)
     console.print(f"report:   {report}", markup=False)
     for part in parts.values():
@@ -87,36 +90,23 @@ def _check(names: list[str]) -> None:
         )
 
 
-def _numbers(part: Part) -> list[dict[str, Any]]:
-    return [number.to_json() for number in part.numbers]
-
-
-def _show(console: Console, parts: dict[str, Part]) -> None:
-    """The table at the end: this run's numbers, beside those of the Euclidean twin where there is one."""
-    from leafward.cli.show import show_rows
-
-    rows = [
-        (name, number.name, f"{number.estimate} {number.unit}".strip(), str(number.twin_estimate or "–"), number.note)
-        for name, part in parts.items()
-        for number in part.numbers
-    ]
-    show_rows(console, ["", "what", "here [95 %]", "Euclidean twin", ""], rows, "leafward demo")
-
-
-def _page(args: Args, parts: dict[str, Part], seconds: float) -> Page:
+def _result(args: Args, parts: dict[str, Part], seconds: float) -> Result:
     from leafward.engine.run import environment
-    from leafward.report import Page
+    from leafward.report import Result
 
-    page = Page("leafward demo", subtitle=f"{', '.join(parts)}: embedded real data, {seconds:.0f} s on this machine")
-    page.headline([number for part in parts.values() for number in part.numbers])
-    page.text(f"Every number on this page was computed by the run that wrote it. {SMALL}")
+    made = Result(
+        "leafward demo",
+        f"{', '.join(parts)}: embedded real data, {seconds:.0f} s on this machine",
+        [number for part in parts.values() for number in part.numbers],
+    )
+    made.text(f"Every number on this page was computed by the run that wrote it. {SMALL}")
     for part in parts.values():
-        part.draw(page)
-    page.section("How this was made")
+        part.draw(made)
+    made.section("How this was made")
     only = [] if args.only == "all" else ["--only", args.only]
-    page.command(shlex.join(["leafward", "demo", *only, "--out", str(args.out)]))
+    made.command(shlex.join(["leafward", "demo", *only, "--out", str(args.out)]))
     for part in parts.values():
-        page.text(f"To look around in {part.explored}:")
-        page.command(part.explore)
-    page.environment(environment({}))
-    return page
+        made.text(f"To look around in {part.explored}:")
+        made.command(part.explore)
+    made.details("Environment", environment({}))
+    return made

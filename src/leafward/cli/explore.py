@@ -120,7 +120,7 @@ def _scene(args: Args) -> Scene:
 
 def _show(scene: Scene, console: Console) -> dict[str, Any]:
     """Print what the scene is; the same as a record."""
-    from leafward.cli.show import show_rows
+    from leafward.report import show_rows
 
     described = scene.describe("server")
     rows = []

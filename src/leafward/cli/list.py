@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from leafward.cli.bench import FOLDER
 from leafward.cli.choice import load
 from leafward.cli.commands import COMMANDS
-from leafward.cli.show import show_rows
 from leafward.cli.train import CONFIGS
 from leafward.errors import EXTRAS
+from leafward.report import show_rows
 from leafward.systems import EVALUATIONS, EXPLANATIONS, PREPARATIONS
 
 if TYPE_CHECKING:

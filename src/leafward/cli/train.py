@@ -137,9 +137,16 @@ def run(args: Args, console: Console) -> dict[str, Any]:
                 parent.rmdir()
         raise
     if _first_rank():
-        from leafward.cli.show import show_headline
+        from leafward.report import Result
 
-        show_headline(console, result)
+        found = Result.of(result)
+        if result.get("cells"):
+            from leafward.engine.sweep_report import table
+
+            found.table(*table(result["cells"]), terminal=True)
+        found.show(console)
+        if not found.estimates:
+            console.print("no headline numbers: the run was given nothing to be scored on")
         console.print(f"run directory: {args.out}   report: {args.out / 'report.html'}")
     return {"run": str(args.out), **result}
 

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from leafward.encoders.encoder import Encoder
-    from leafward.report import Number, Page
+    from leafward.report import Result
+    from leafward.stats import Estimate
 
 
 def open_target(target: str | None, device: str) -> Encoder:
@@ -37,40 +38,30 @@ def show(
     title: str,
     args: Any,
     found: Mapping[str, Any],
-    numbers: Sequence[Number],
-    draw: Callable[[Page], None] | None = None,
+    numbers: Sequence[Estimate],
+    draw: Callable[[Result], None] | None = None,
 ) -> dict[str, Any]:
     """The numbers of a result as a table, and as files where --out asks for them; returns the result.
 
     draw: adds figures to the page.
     """
-    from rich.markup import escape
-    from rich.table import Table
+    from leafward.engine.evaluation import write_evaluation
+    from leafward.report import Result
 
-    from leafward.config import flatten
-    from leafward.engine.evaluation import evaluation_page, write_evaluation
-
-    table = Table("", "value", title=title)
-    for name, value in flatten(found).items():
-        if value != {}:
-            shown = "–" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
-            table.add_row(escape(name), escape(shown))
-    console.print(table)
-    result = {"task": title, **found, "headline": [number.to_json() for number in numbers]}
-    if args.out is not None:
-        source = str(args.target if args.features is None else args.features)
-        page = evaluation_page(f"Evaluation: {title}", source, numbers, found, draw)
-        write_evaluation(args.out, result, page, console)
-    return result
+    source = str(args.target if args.features is None else args.features)
+    made = Result(f"Evaluation: {title}", source, numbers, values={"task": title, **found})
+    if draw is not None:
+        draw(made)
+    made.scores(found)
+    return write_evaluation(args.out, made, console, title)
 
 
-def shares(names: Mapping[str, str], found: Mapping[str, Any], total: int) -> list[Number]:
+def shares(names: Mapping[str, str], found: Mapping[str, Any], total: int) -> list[Estimate]:
     """Headline numbers that are shares of `total` queries, with Wilson's intervals; names: key of `found` -> label."""
-    from leafward.report import Number
-    from leafward.stats.intervals import share_interval
+    from leafward.stats import Estimate, share_interval
 
     return [
-        Number(label, found[key], interval=share_interval(round(found[key] * total), total), better="higher")
+        Estimate(found[key], share_interval(round(found[key] * total), total, "queries"), label, better="higher")
         for key, label in names.items()
         if key in found
     ]

@@ -28,6 +28,7 @@ from leafward.engine.layout import begun_otherwise, is_run
 from leafward.engine.lock import release, releasing
 from leafward.engine.run import MEMBERS, MODEL, RESULT, RunDirectory, discard_unbegun
 from leafward.errors import LeafwardError, UsageError
+from leafward.report.result import Result
 
 C = TypeVar("C")
 T = TypeVar("T")
@@ -141,13 +142,13 @@ class Experiment(Generic[C]):
         """Train one member in `run`, publish it in its home and score it; JSON, the same on every rank of `cluster`."""
         raise NotImplementedError
 
-    def conclude(self, run: RunDirectory, members: list[Member[C]], results: list[dict[str, Any]]) -> dict[str, Any]:
-        """What result.json holds, from the results of all members."""
+    def conclude(self, run: RunDirectory, members: list[Member[C]], results: list[dict[str, Any]]) -> Result:
+        """What the run found, from the results of all members: result.json and report.html are made of it."""
         raise NotImplementedError
 
-    def page(self, run: RunDirectory, members: list[Member[C]], result: dict[str, Any]) -> None:
+    def page(self, run: RunDirectory, found: Result) -> None:
         """Write report.html."""
-        raise NotImplementedError
+        found.write(run.report)
 
     def plan(self, out: Path) -> list[Member[C]]:
         """A member for each arm and seed, in their order."""
@@ -281,15 +282,15 @@ class Experiment(Generic[C]):
             run.rewind(0)  # an earlier attempt may have come this far
             for step, values in merged(curves(members)).items():
                 run.log(step, values)
-        result = self.conclude(run, members, results)
-        run.finish(result)
+        found = self.conclude(run, members, results)
+        found.run = run.path
+        run.finish(found.to_json())
         try:
-            self.page(run, members, result)
+            self.page(run, found)
         except ImportError as error:
-            note = f"There is no report.html: the package {error.name!r} is missing."
-            result["notes"] = [*result.get("notes", []), note]
-            run.finish(result)
-        return result
+            found.notes.append(f"There is no report.html: the package {error.name!r} is missing.")
+            run.finish(found.to_json())
+        return found.to_json()
 
 
 def may_change(settings: ModuleType) -> tuple[str, ...]:

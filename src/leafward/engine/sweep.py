@@ -23,7 +23,7 @@ from leafward.engine.lock import release, releasing
 from leafward.engine.loop import Interrupted
 from leafward.engine.nonfinite import NonFiniteError
 from leafward.engine.run import CELLS, RESULT, RunDirectory, discard_unbegun
-from leafward.engine.sweep_report import row_of, summarise, write_page
+from leafward.engine.sweep_report import result_of, row_of, summarise
 from leafward.errors import LeafwardError, UsageError, nearest
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class Sweep:
         ]
         result = summarise(rows)
         run.finish(result)
-        write_page(self.training.recipe, self.config, result, run)
+        result_of(self.training.recipe, result, run).write(run.report)
         return result
 
 

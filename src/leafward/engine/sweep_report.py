@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leafward.config import flatten, to_dict
+from leafward.config import flatten
 from leafward.engine.run import CELLS, RunDirectory
+from leafward.report.result import Result
+from leafward.stats.estimate import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,31 +95,21 @@ def tried(rows: Sequence[Row], key: str) -> list[float]:
     return sorted({each for each in values if isinstance(each, int | float) and not isinstance(each, bool)})
 
 
-def write_page(recipe: str, config: Any, result: Mapping[str, Any], run: RunDirectory) -> None:
-    """report.html: the best, a figure for every numeric axis or one of all variants, and a row for each cell."""
-    from leafward.engine.evaluation import how_it_was_run
-    from leafward.report import Number, Page
-
-    rows = result["cells"]
+def result_of(recipe: str, found: Mapping[str, Any], run: RunDirectory) -> Result:
+    """The best, a figure for every numeric axis or one of all variants, and a row for each cell."""
+    rows = found["cells"]
     what = ", ".join(dict.fromkeys(key for row in rows for key in row["settings"]))
-    made = Page(f"{recipe}: {len(rows)} variants", subtitle=f"{what}; every variant is a run of its own, in {CELLS}/")
-    for note in result["notes"]:
-        made.note(note)
-    if result["headline"]:
-        made.headline([Number.from_json(each) for each in result["headline"]])
+    title = f"{recipe}: {len(rows)} variants"
+    made = Result.of(found, title, f"{what}; every variant is a run of its own, in {CELLS}/", run=run.path)
     made.section("Variants")
-    for figure, caption in figures(rows):
-        made.figure(figure, caption)
-    made.table(*table(rows), "The best of a side is marked with a star." if result["best"] else "")
-    how_it_was_run(made)
-    made.details("Configuration", to_dict(config))
-    made.write(run.report)
+    for draw, caption in figures(rows):
+        made.figure(draw, caption)
+    made.table(*table(rows), "The best of a side is marked with a star." if found["best"] else "", terminal=True)
+    return made
 
 
 def table(rows: Sequence[Row]) -> tuple[list[str], list[list[Any]]]:
     """Columns and rows: what each variant changes, its first headline numbers, and those of its twin."""
-    from leafward.report import Estimate, Number
-
     names = list(dict.fromkeys(number["name"] for row in rows for number in row["headline"]))[:SHOWN]
     twins = any(number.get("twin") is not None for row in rows for number in row["headline"][:1])
     best = {side: best_of(rows, side) for side in ("value", "twin")}
@@ -125,19 +118,19 @@ def table(rows: Sequence[Row]) -> tuple[list[str], list[list[Any]]]:
     columns += [f"{names[0]}, twin"] if twins else []
     cells = []
     for row in rows:
-        numbers = {each["name"]: Number.from_json(each) for each in row["headline"]}
+        numbers = {each["name"]: Estimate.from_json(each) for each in row["headline"]}
         stars = "".join(f" ★{' (twin)' * (side == 'twin')}" for side in best if best[side] is row)
-        found = [numbers[name].estimate if name in numbers else None for name in names]
-        twin = [numbers[names[0]].twin_estimate if names[0] in numbers else None] if twins else []
+        found = [numbers.get(name) for name in names]
+        twin = [numbers[names[0]].twin if names[0] in numbers else None] if twins else []
         settings = [row["settings"].get(key) for key in keys if tried(rows, key)]
         cells.append([row["cell"] + stars, *settings, *found, *(each or Estimate(None) for each in twin)])
     return columns, cells
 
 
-def figures(rows: Sequence[Row]) -> list[tuple[Figure, str]]:
+def figures(rows: Sequence[Row]) -> list[tuple[Callable[[], Figure], str]]:
     """The first headline number against every setting of which several numbers were tried; where there is none, of all
     variants under one another."""
-    from leafward.report import Number, dots
+    from leafward.report import dots
 
     scored = [row for row in rows if row["headline"] and row["headline"][0]["value"] is not None]
     if len(scored) < 2:
@@ -145,10 +138,10 @@ def figures(rows: Sequence[Row]) -> list[tuple[Figure, str]]:
     name = scored[0]["headline"][0]["name"]
     axes = numeric_axes(scored)
     if not axes:
-        shown = {row["cell"]: Number.from_json(row["headline"][0]).estimate for row in scored}
-        return [(dots(shown), f"{name} of every variant, with its interval where it has one.")]
+        shown = {row["cell"]: Estimate.from_json(row["headline"][0]) for row in scored}
+        return [(partial(dots, shown), f"{name} of every variant, with its interval where it has one.")]
     return [
-        (against(scored, key, name), f"{name} against {key}; a line for all that is otherwise the same.")
+        (partial(against, scored, key, name), f"{name} against {key}; a line for all that is otherwise the same.")
         for key in axes
     ]
 

@@ -1,13 +1,12 @@
-"""Figures and self-contained HTML reports; the package knows no system.
+"""Results, and the one renderer that makes a page, a table or a file of them; the package knows no system.
 
 Everything is imported on first use, so that `import leafward.report` costs nothing::
 
-    page = Page("Superposition: quick sweep")
-    page.headline([Number("strong exponent", 1.07, interval=(0.95, 1.19))])
+    made = Result("Superposition: quick sweep", estimates=[Estimate(1.07, (0.95, 1.19), name="strong exponent")])
     fig, axes = new_figure()
     line_with_band(axes, widths, loss, low, high, label="γ = −1")
-    page.figure(fig, "Loss against width")
-    page.write("run/report.html")
+    made.figure(fig, "Loss against width")
+    made.write("run/report.html")
 """
 
 from __future__ import annotations
@@ -34,36 +33,10 @@ if TYPE_CHECKING:
         to_svg,
         whole_numbers,
     )
-    from leafward.report.number import Estimate, Number
-    from leafward.report.page import Page
-    from leafward.report.records import Record, compare_records, read_evaluation
-    from leafward.report.runs import Run, read_run
-
-__all__ = [
-    "SERIES",
-    "Estimate",
-    "Number",
-    "Page",
-    "Record",
-    "Run",
-    "colour_css",
-    "compare",
-    "compare_records",
-    "dots",
-    "figure_css",
-    "legend",
-    "line_with_band",
-    "literal",
-    "log_axis",
-    "new_figure",
-    "points_with_bars",
-    "read_evaluation",
-    "read_run",
-    "save_svg",
-    "style",
-    "to_svg",
-    "whole_numbers",
-]
+    from leafward.report.records import Record, read_evaluation, read_run
+    from leafward.report.render import show_rows
+    from leafward.report.result import Result
+    from leafward.stats.estimate import Estimate
 
 _HOME = {
     "comparison": ("compare",),
@@ -83,10 +56,33 @@ _HOME = {
         "to_svg",
         "whole_numbers",
     ),
-    "number": ("Estimate", "Number"),
-    "page": ("Page",),
-    "records": ("Record", "compare_records", "read_evaluation"),
-    "runs": ("Run", "read_run"),
+    "records": ("Record", "read_evaluation", "read_run"),
+    "render": ("show_rows",),
+    "result": ("Estimate", "Result"),
 }
+
+__all__ = [
+    "SERIES",
+    "Estimate",
+    "Record",
+    "Result",
+    "colour_css",
+    "compare",
+    "dots",
+    "figure_css",
+    "legend",
+    "line_with_band",
+    "literal",
+    "log_axis",
+    "new_figure",
+    "points_with_bars",
+    "read_evaluation",
+    "read_run",
+    "save_svg",
+    "show_rows",
+    "style",
+    "to_svg",
+    "whole_numbers",
+]
 
 __getattr__, __dir__ = lazy(__name__, _HOME)

@@ -1,4 +1,4 @@
-"""One page that compares runs: headline numbers, what differs in configuration and environment, curves."""
+"""Trainings, evaluations or audits side by side: headline numbers, what differs, every number, curves."""
 
 from __future__ import annotations
 
@@ -6,46 +6,40 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from leafward.errors import UsageError
-from leafward.report.figures import SERIES, legend, line_with_band, literal, log_axis, new_figure
-from leafward.report.number import Estimate, Number, exact
-from leafward.report.page import Page, flatten
-from leafward.report.runs import Run, read_run
+from leafward.report.figures import MOST_POINTS, Points, course, dots, literal
+from leafward.report.records import Record, read
+from leafward.report.render import flatten
+from leafward.report.result import Result
+from leafward.stats.digits import exact
+from leafward.stats.estimate import Estimate
 
-_MOST_FIGURES = 60
-_MOST_POINTS = 400  # of one curve; beyond it the line shows means and the band the range
-_LOG_RANGE = 20.0  # a positive series that spans more than this factor gets a logarithmic axis
+_MOST_FIGURES, _MOST_ROWS = 60, 200
 
 
-def compare(runs: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> None:
-    """Write the page that compares the run directories `runs` to `out`."""
-    paths = [Path(run) for run in runs]
+def compare(targets: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str] = "report.html") -> Result:
+    """The comparison of run directories, evaluations or audits, all of one kind; `out` stands in its command."""
+    paths = [Path(each) for each in targets]
     if not paths:
-        raise UsageError("give at least one run directory")
-    named = dict(zip(shortest_names(paths), map(read_run, paths), strict=True))
-
-    page = Page(f"Comparison of {len(named)} runs" if len(named) > 1 else f"Run {next(iter(named))}")
-    page.section("Runs")
-    _runs(page, named)
-    groups = _by_recipe(named)
-    page.section("Headline numbers")
-    for recipe, group in groups.items():
-        numbers = {name: run.headline for name, run in group.items()}
-        headline_table(page, "run", numbers, recipe if len(groups) > 1 else "")
-    if any(number.interval for run in named.values() for number in run.headline):
-        page.text("Brackets hold 95 % intervals unless the run's own report says otherwise.")
-    page.section("Configuration")
-    for group in groups.values():
-        _settings(page, "configuration", {name: run.config for name, run in group.items()})
-    page.section("Curves")
-    _curves(page, named)
-    page.section("Environment")
-    _settings(page, "environment", {name: run.environment for name, run in named.items()})
-    page.command(f"leafward report {shlex.join(map(str, paths))} --out {shlex.quote(str(out))}")
-    page.write(out)
+        raise UsageError("give one or more run directories, evaluations or audits")
+    found = {path: read(path) for path in paths}
+    nouns = {path: noun for path, (noun, _) in found.items()}
+    if len(set(nouns.values())) > 1:
+        said = ", ".join(f"{path} ({noun})" for path, noun in nouns.items())
+        raise UsageError(f"runs, evaluations and audits have no numbers in common; compare those of one kind: {said}")
+    records = {
+        f"{name}: {own}" if own else name: record
+        for name, (_, several) in zip(shortest_names(paths), found.values(), strict=True)
+        for own, record in several.items()
+    }
+    made = _compared(records, nouns[paths[0]])
+    made.section("How this was made")
+    made.command(shlex.join(["leafward", "report", *map(str, paths), "--out", str(out)]))
+    return made
 
 
 def shortest_names(paths: Sequence[Path]) -> list[str]:
@@ -58,113 +52,129 @@ def shortest_names(paths: Sequence[Path]) -> list[str]:
     return next(names for names in ends if len(set(names)) == len(names))
 
 
-def _by_recipe(runs: Mapping[str, Run]) -> dict[str, dict[str, Run]]:
-    """The runs of each recipe: those of different ones share neither their numbers nor their settings."""
-    groups: dict[str, dict[str, Run]] = {}
-    for name, run in runs.items():
-        groups.setdefault(run.recipe, {})[name] = run
-    return groups
+def _compared(records: Mapping[str, Record], noun: str) -> Result:
+    many = f"Comparison of {len(records)} {noun}s"
+    made = Result(many if len(records) > 1 else f"{noun.capitalize()} {next(iter(records))}")
+    made.section(f"{noun.capitalize()}s")
+    _listed(made, records, noun)
+    groups: dict[str, dict[str, Record]] = {}
+    for name, record in records.items():
+        groups.setdefault(record.kind, {})[name] = record
+    for kind, group in groups.items():
+        made.section(kind or "Headline numbers")
+        _headline(made, noun, {name: record.headline for name, record in group.items()})
+        if any(number.interval for record in group.values() for number in record.headline):
+            made.text("Brackets and lines hold 95 % confidence intervals unless a note says otherwise.")
+        _side_by_side(made, group)
+        if any(record.scores for record in group.values()):
+            _scores(made, group)
+        if noun == "run":
+            _settings(made, "configuration", {name: record.config for name, record in group.items()})
+    if noun == "run":
+        made.section("Curves")
+        _curves(made, records)
+        made.section("Environment")
+        _settings(made, "environment", {name: record.environment for name, record in records.items()})
+    return made
 
 
-def _runs(page: Page, runs: Mapping[str, Run]) -> None:
-    rows = [
-        [name, "unfinished" if run.result is None else "finished", run.last_step, run.recipe or None, str(run.path)]
-        for name, run in runs.items()
-    ]
-    page.table(["run", "state", "last step", "recipe", "directory"], rows)
-    for name, run in runs.items():
-        for note in run.notes:
-            page.note(f"{name}: {note}")
+def _listed(made: Result, records: Mapping[str, Record], noun: str) -> None:
+    if noun == "run":
+        rows = []
+        for name, record in records.items():
+            last = max((step for points in record.series.values() for step in points), default=None)
+            state = "finished" if record.finished else "unfinished"
+            rows.append([name, state, last, record.kind or None, str(record.path)])
+        made.table(["run", "state", "last step", "recipe", "directory"], rows)
+    else:
+        rows = [[name, record.kind, str(record.path)] for name, record in records.items()]
+        made.table([noun, "of", "file"], rows)
+    for name, record in records.items():
+        for note in record.notes:
+            made.note(f"{name}: {note}")
 
 
-def headline_table(page: Page, noun: str, headlines: Mapping[str, Sequence[Number]], caption: str) -> None:
+def _headline(made: Result, noun: str, headlines: Mapping[str, Sequence[Estimate]]) -> None:
     """One row per run (or whatever `noun` says); one column per number, and one for its twin where any has a twin."""
     by_run = [{number.name: number for number in numbers} for numbers in headlines.values()]
     columns: dict[str, list[Any]] = {}
     for name in dict.fromkeys(name for numbers in by_run for name in numbers):
         found = [numbers.get(name) for numbers in by_run]
-        title = _column_title(next(number for number in found if number))
-        columns[title] = [number and _cell(number.estimate) for number in found]
-        twins = [number.twin_estimate if number else None for number in found]
-        if any(twins):
+        columns[_title(next(number for number in found if number))] = [number and _cell(number) for number in found]
+        beside = [number.twin if number else None for number in found]
+        if any(beside):
             twin_name = next(number.twin_name for number in found if number and number.twin is not None)
-            columns[f"{name}: {twin_name}"] = [twin and _cell(twin) for twin in twins]
+            columns[f"{name}: {twin_name}"] = [twin and _cell(twin) for twin in beside]
     if not columns:
-        page.text(f"{', '.join(headlines)}: no headline numbers.")
+        made.text(f"{', '.join(headlines)}: no headline numbers.")
         return
-    page.table([noun, *columns], list(zip(headlines, *columns.values(), strict=True)), caption)
+    made.table(
+        [noun, *columns], list(zip(headlines, *columns.values(), strict=True)), "Headline numbers", terminal=True
+    )
 
 
-def _column_title(number: Number) -> str:
+def _title(number: Estimate) -> str:
     unit = f", {number.unit}" if number.unit else ""
     return f"{number.name}{unit}" + (f" ({number.better} is better)" if number.better else "")
 
 
-def _cell(estimate: Estimate) -> Estimate | float | None:
-    return estimate if estimate.interval else estimate.value
+def _cell(number: Estimate) -> Estimate | float | None:
+    return number if number.interval else number.value
 
 
-def _settings(page: Page, what: str, by_run: Mapping[str, Mapping[str, Any]]) -> None:
+def _side_by_side(made: Result, group: Mapping[str, Record]) -> None:
+    """One figure for each headline number that two or more of the records have."""
+    names = list(dict.fromkeys(number.name for record in group.values() for number in record.headline))
+    for name in names[:_MOST_FIGURES]:
+        having = {
+            own: number
+            for own, record in group.items()
+            for number in record.headline
+            if number.name == name and number.value is not None
+        }
+        if len(having) > 1:
+            unit = next(number.unit for number in having.values())
+            made.figure(dots(having), f"{name}, {unit}" if unit else name, alt=f"{name} of {', '.join(having)}")
+    _say_left_out(made, len(names), "headline numbers")
+
+
+def _scores(made: Result, group: Mapping[str, Record]) -> None:
+    names = list(dict.fromkeys(name for record in group.values() for name in record.scores))
+    rows = [[name, *(record.scores.get(name) for record in group.values())] for name in names[:_MOST_ROWS]]
+    made.table(["", *group], rows, "All numbers")
+    if len(names) > _MOST_ROWS:
+        made.note(f"There are {len(names)} numbers; the first {_MOST_ROWS} are in the table.")
+
+
+def _settings(made: Result, what: str, by_run: Mapping[str, Mapping[str, Any]]) -> None:
     """A table of the keys in which the runs differ, and all of each run's keys folded away."""
     flat = [flatten(values) for values in by_run.values()]
     keys = dict.fromkeys(key for values in flat for key in values)
     rows = [[key, *(exact(values[key]) if key in values else None for values in flat)] for key in keys]
     differing = [row for row in rows if len(set(row[1:])) > 1]
     if differing:
-        page.table(["key", *by_run], differing, caption=f"Where the runs differ in {what}")
+        made.table(["key", *by_run], differing, caption=f"Where the runs differ in {what}")
     elif len(by_run) > 1:
-        page.text(f"The runs do not differ in {what}.")
+        made.text(f"The runs do not differ in {what}.")
     for name, values in by_run.items():
-        page.details(f"The whole {what} of {name}", values)
+        made.details(f"The whole {what} of {name}", values)
 
 
-def _curves(page: Page, runs: Mapping[str, Run]) -> None:
+def _curves(made: Result, runs: Mapping[str, Record]) -> None:
     names = list(dict.fromkeys(name for run in runs.values() for name in run.series))
     if not names:
-        page.text("No run has logged a number yet.")
+        made.text("No run has logged a number yet.")
     for name in names[:_MOST_FIGURES]:
-        _curve(page, name, {run_name: run.series.get(name, {}) for run_name, run in runs.items()})
-    if len(names) > _MOST_FIGURES:
-        page.note(f"{len(names)} series were logged; the first {_MOST_FIGURES} are drawn.")
+        by_run = {run_name: run.series.get(name, {}) for run_name, run in runs.items()}
+        thinned = any(len(points) > MOST_POINTS for points in by_run.values())
+        remark = " (long curves: mean of neighbouring steps, with their range as the band)" if thinned else ""
+        alt = f"{name} against step for {', '.join(by_run)}"
+        series: dict[str, list[Points]] = {run: [points] if points else [] for run, points in by_run.items()}
+        draw = partial(course, series, by_range=True, xlabel="step", ylabel=literal(name))
+        made.figure(draw, f"{name} against step{remark}", alt=alt)
+    _say_left_out(made, len(names), "series")
 
 
-def _curve(page: Page, name: str, by_run: Mapping[str, Mapping[float, float]]) -> None:
-    figure, axes = new_figure()
-    for index, (run_name, points) in enumerate(by_run.items()):
-        if not points:
-            continue
-        x, mean, low, high = _thinned(points)
-        band = (low, high) if len(points) > _MOST_POINTS else (None, None)
-        marker = "o" if len(points) == 1 else None
-        line_with_band(axes, x, mean, *band, label=literal(run_name), marker=marker, **_look(index))
-    values = [value for points in by_run.values() for value in points.values()]
-    if min(values) > 0 and max(values) > _LOG_RANGE * min(values):
-        log_axis(axes, "y")
-    axes.set(xlabel="step", ylabel=literal(name))
-    if len(by_run) > 1:
-        legend(axes)
-    thinned = any(len(points) > _MOST_POINTS for points in by_run.values())
-    remark = " (long curves: mean of neighbouring steps, with their range as the band)" if thinned else ""
-    page.figure(figure, f"{name} against step{remark}", alt=f"{name} against step for {', '.join(by_run)}")
-
-
-def _look(index: int) -> dict[str, str]:
-    """A run looks the same in every figure; dashes tell more runs apart than there are colours."""
-    return {"color": SERIES[index % len(SERIES)], "linestyle": ("-", "--", ":")[index // len(SERIES) % 3]}
-
-
-def _thinned(points: Mapping[float, float]) -> tuple[list[float], ...]:
-    """Steps, means, minima and maxima of at most `_MOST_POINTS` groups of neighbouring steps."""
-    import numpy as np
-
-    steps, values = (np.array(list(column), float) for column in (points, points.values()))
-    groups = min(len(steps), _MOST_POINTS)
-    starts = np.arange(groups) * len(steps) // groups
-    sizes = np.diff(starts, append=len(steps))
-    columns = (
-        np.add.reduceat(steps, starts) / sizes,
-        np.add.reduceat(values, starts) / sizes,
-        np.minimum.reduceat(values, starts),
-        np.maximum.reduceat(values, starts),
-    )
-    return tuple(column.tolist() for column in columns)
+def _say_left_out(made: Result, count: int, what: str) -> None:
+    if count > _MOST_FIGURES:
+        made.note(f"There are {count} {what}; the first {_MOST_FIGURES} are drawn.")

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import io
-import math
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    from leafward.report.number import Estimate
+    from leafward.stats.estimate import Estimate
 
 # name: (light, dark). The series keep a contrast of 3:1 with the paper and stay apart under protanopia,
 # deuteranopia and tritanopia; the tests measure both.
@@ -136,7 +135,7 @@ def dots(estimates: Mapping[str, Estimate]) -> Figure:
     figure, axes = new_figure(height=0.8 + 0.35 * len(estimates))
     rows = range(len(estimates))
     with style():
-        values = [math.nan if each.value is None else each.value for each in estimates.values()]
+        values = [each.number for each in estimates.values()]
         (drawn,) = axes.plot(values, rows, marker="o", linestyle="none")
         for row, each in zip(rows, estimates.values(), strict=True):
             if each.interval is not None:
@@ -144,6 +143,56 @@ def dots(estimates: Mapping[str, Estimate]) -> Figure:
         axes.set_yticks(rows, [literal(name) for name in estimates])
         axes.set_ylim(len(estimates) - 0.5, -0.5)
     return figure
+
+
+Points = Mapping[float, float]
+MOST_POINTS = 400  # of one curve; beyond it the line shows means and the band the range
+_LOG_RANGE = 20.0  # a positive series that spans more than this factor gets a logarithmic axis
+
+
+def course(series: Mapping[str, Sequence[Points]], *, by_range: bool = False, **options: Any) -> Figure:
+    """What was logged, one curve for each model, which looks the same in every figure. options: for `Axes.set`.
+
+    Of several curves of a model the last has the label; those before it are thin. by_range: a series of a great range
+    gets a logarithmic axis.
+    """
+    figure, axes = new_figure()
+    for index, (model, several) in enumerate(series.items()):
+        # dashes tell more models apart than there are colours
+        line: dict[str, Any] = {"color": SERIES[index % len(SERIES)]}
+        line["linestyle"] = ("-", "--", ":")[index // len(SERIES) % 3]
+        for points in filter(None, several):
+            last = points is several[-1]
+            x, mean, low, high = thinned(points)
+            band = (low, high) if len(points) > MOST_POINTS else (None, None)
+            look: dict[str, Any] = (
+                {"label": literal(model), "marker": "." if len(points) <= 60 else None} if last else {"linewidth": 0.8}
+            )
+            line_with_band(axes, x, mean, *band, **line, **look)
+    values = [value for several in series.values() for points in several for value in points.values()]
+    if by_range and min(values) > 0 and max(values) > _LOG_RANGE * min(values):
+        log_axis(axes, "y")
+    axes.set(**options)
+    if sum(map(len, series.values())) > 1:
+        legend(axes)
+    return figure
+
+
+def thinned(points: Points) -> tuple[list[float], ...]:
+    """Steps, means, minima and maxima of at most `MOST_POINTS` groups of neighbouring steps."""
+    import numpy as np
+
+    steps, values = (np.array(list(column), float) for column in (points, points.values()))
+    groups = min(len(steps), MOST_POINTS)
+    starts = np.arange(groups) * len(steps) // groups
+    sizes = np.diff(starts, append=len(steps))
+    columns = (
+        np.add.reduceat(steps, starts) / sizes,
+        np.add.reduceat(values, starts) / sizes,
+        np.minimum.reduceat(values, starts),
+        np.maximum.reduceat(values, starts),
+    )
+    return tuple(column.tolist() for column in columns)
 
 
 def log_axis(axes: Axes, which: str = "xy") -> None:
@@ -234,7 +283,7 @@ def _both_or_none(low: Any, high: Any) -> None:
 
 
 def _tick(x: float) -> str:
-    from leafward.report.number import format_value
+    from leafward.stats.digits import format_value
 
     return format_value(float(x)).removeprefix("1×")
 

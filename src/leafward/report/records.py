@@ -1,107 +1,135 @@
-"""What evaluations and audits leave behind, compared: numbers without a configuration and without curves."""
+"""What trainings, evaluations and audits left behind, read for a comparison."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from leafward.errors import DataError, UsageError
-from leafward.report.comparison import headline_table
-from leafward.report.figures import dots
-from leafward.report.number import Number
-from leafward.report.page import Page, flatten
-from leafward.report.runs import read_headline, read_json
+from leafward.engine.layout import is_run, members_of
+from leafward.engine.run import ENV, METRICS, RESULT, RunDirectory
+from leafward.errors import DataError
+from leafward.files import read_record
+from leafward.report.render import flatten
+from leafward.report.result import read_headline
+from leafward.stats.estimate import Estimate
 
-_MOST_ROWS = 200
-_MOST_FIGURES = 24
+EVALUATIONS, AUDIT = ("evaluation.json", "hierarchy.json"), "audit.json"
+"""What evaluations, and an audit, leave in their folders."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """One evaluation or audit: what it is of (those of one `kind` share their numbers), and all that was found.
-
-    `scores` holds every number by its dotted name.
-    """
+    """One training, evaluation or audited matrix: what it is of (those of one `kind` share their numbers), its headline
+    numbers, and whatever else there is: every number by its dotted name, settings, environment, one curve for each
+    logged number (step -> value), and remarks on what could not be read."""
 
     path: Path
     kind: str
-    headline: list[Number]
-    scores: dict[str, float]
+    headline: list[Estimate]
+    scores: Mapping[str, float] = field(default_factory=dict)
+    finished: bool = True
+    config: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    series: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def read(path: str | os.PathLike[str]) -> tuple[str, dict[str, Record]]:
+    """What `path` holds, "run", "evaluation" or "audit", and its records: one, with no name; of an audit of several
+    matrices one for each, by the name of the matrix."""
+    path = Path(path)
+    if not path.exists():
+        raise DataError(f"{path} does not exist")
+    if is_run(path):
+        return "run", {"": read_run(path)}
+    files = [path] if path.suffix == ".json" else [path / name for name in (AUDIT, *EVALUATIONS)]
+    file = next((each for each in files if each.is_file()), None)
+    if file is None:
+        names = " or ".join(EVALUATIONS)
+        raise DataError(f"{path} is neither a run (config.yaml), nor an evaluation ({names}), nor an audit ({AUDIT})")
+    return ("audit", _audits(file)) if file.name == AUDIT else ("evaluation", {"": read_evaluation(file)})
+
+
+def read_run(path: str | os.PathLike[str]) -> Record:
+    """A run directory, finished or not."""
+    run = RunDirectory.open(Path(path))
+    result = run.result() if run.finished else {}
+    notes = [] if run.finished else ["unfinished: there is no result.json yet"]
+    environment = read_record(run.path / ENV) if (run.path / ENV).exists() else {}
+    notes += [] if environment else ["there is no env.json"]
+    members = members_of(run.path) if not (run.path / METRICS).exists() else [run]
+    series = {
+        name if each.path == run.path else f"{name}, {each.path.name}": points
+        for each in members
+        for name, points in _series(each, notes).items()
+    }
+    headline = read_headline(run.path / RESULT, result)
+    kind = str(environment.get("recipe", ""))
+    return Record(run.path, kind, headline, {}, run.finished, run.config, environment, series, tuple(notes))
 
 
 def read_evaluation(path: str | os.PathLike[str]) -> Record:
     """The record of an evaluation from its JSON file."""
     path = Path(path)
-    found = read_object(path)
+    found = read_record(path)
     kind = str(found.get("evaluation") or found.get("task") or path.stem)
     return Record(path, kind, read_headline(path, found), numbers_of(found))
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
-    found = read_json(path)
-    if found is None:
-        raise DataError(f"there is no file {path}")
+def _audits(file: Path) -> dict[str, Record]:
+    """One record for each matrix."""
+    audits = read_record(file).get("audits")
+    if not isinstance(audits, list) or not audits or not all(isinstance(audit, dict) for audit in audits):
+        raise DataError(f"{file}: audits must be a list of what was found of each matrix")
+    found: dict[str, Record] = {}
+    for place, audit in enumerate(audits):
+        scores, own = numbers_of(audit), Path(str(audit.get("target", place))).name * (len(audits) > 1)
+        headline = [
+            Estimate(scores[key], name=name, note=note) for key, (name, note) in AUDITED.items() if key in scores
+        ]
+        found[own if own not in found else f"{own} ({place})"] = Record(file, "Superposition", headline, scores)
     return found
+
+
+AUDITED = {
+    "raw.scaled_overlap": ("m·⟨overlap²⟩, raw", "1 for random directions"),
+    "centred.scaled_overlap": ("m·⟨overlap²⟩, mean removed", ""),
+    "raw.participation_ratio": ("participation ratio", ""),
+    "represented": ("share of rows represented", ""),
+}
+"""Number of an audit -> what it is called, and what to read it against."""
 
 
 def numbers_of(found: Mapping[str, Any]) -> dict[str, float]:
     """The numbers in a nested mapping by dotted names, without the headline, and without lists."""
-    rest = {key: value for key, value in found.items() if key != "headline"}
-    return {
-        name: value
-        for name, value in flatten(rest).items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
+    rest = flatten({key: value for key, value in found.items() if key != "headline"})
+    return {name: value for name, value in rest.items() if _is_number(value)}
 
 
-def compare_records(records: Mapping[str, Record], noun: str, command: str, out: str | os.PathLike[str]) -> None:
-    """Write the page that compares records, by their names, to `out`; noun: "evaluation" or "audit"."""
-    if not records:
-        raise UsageError(f"give at least one {noun}")
-    many = f"Comparison of {len(records)} {noun}s"
-    page = Page(many if len(records) > 1 else f"{noun.capitalize()} {next(iter(records))}")
-    page.section(f"{noun.capitalize()}s")
-    page.table([noun, "of", "file"], [[name, record.kind, str(record.path)] for name, record in records.items()])
-    groups: dict[str, dict[str, Record]] = {}
-    for name, record in records.items():
-        groups.setdefault(record.kind, {})[name] = record
-    for kind, group in groups.items():
-        page.section(kind)
-        headline_table(page, noun, {name: record.headline for name, record in group.items()}, "")
-        if any(number.interval for record in group.values() for number in record.headline):
-            page.text("Brackets and lines hold 95 % intervals unless a note says otherwise.")
-        _figures(page, group)
-        _scores(page, group)
-    page.section("How this was made")
-    page.command(command)
-    page.write(out)
+def _series(run: RunDirectory, notes: list[str]) -> dict[str, dict[int, float]]:
+    """The logged numbers by step. A run that was resumed may repeat steps; the later value counts."""
+    file = run.path / METRICS
+    if not file.exists():
+        notes.append(f"there is no {METRICS}")
+        return {}
+    series: dict[str, dict[int, float]] = {}
+    left_out = 0
+    for record in run.metrics():
+        for name, value in flatten({key: value for key, value in record.items() if key != "step"}).items():
+            if _is_number(value):
+                series.setdefault(name, {})[record["step"]] = value
+            left_out += value is None or (isinstance(value, float) and not _is_number(value))
+    if left_out:
+        notes.append(f"{METRICS}: {left_out} values that are not finite are left out of the curves")
+    with open(file, "rb") as text:
+        if text.read()[-1:] not in (b"", b"\n"):
+            notes.append(f"{METRICS}: the last line is torn and left out")
+    return {name: dict(sorted(points.items())) for name, points in series.items()}
 
 
-def _figures(page: Page, group: Mapping[str, Record]) -> None:
-    """One figure for each headline number that two or more of the records have."""
-    names = list(dict.fromkeys(number.name for record in group.values() for number in record.headline))
-    for name in names[:_MOST_FIGURES]:
-        having = {
-            own: number
-            for own, record in group.items()
-            for number in record.headline
-            if number.name == name and number.value is not None
-        }
-        if len(having) > 1:
-            unit = next(number.unit for number in having.values())
-            figure = dots({own: number.estimate for own, number in having.items()})
-            page.figure(figure, f"{name}, {unit}" if unit else name, alt=f"{name} of {', '.join(having)}")
-    if len(names) > _MOST_FIGURES:
-        page.note(f"There are {len(names)} headline numbers; the first {_MOST_FIGURES} are drawn.")
-
-
-def _scores(page: Page, group: Mapping[str, Record]) -> None:
-    names = list(dict.fromkeys(name for record in group.values() for name in record.scores))
-    rows = [[name, *(record.scores.get(name) for record in group.values())] for name in names[:_MOST_ROWS]]
-    page.table(["", *group], rows, "All numbers")
-    if len(names) > _MOST_ROWS:
-        page.note(f"There are {len(names)} numbers; the first {_MOST_ROWS} are in the table.")
+def _is_number(value: Any) -> bool:
+    """Whether it is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value - value == 0

@@ -17,6 +17,7 @@ from leafward.data.text import prepare
 from leafward.engine import LoopConfig, OptimConfig, RunDirectory, parameter_groups, train_loop
 from leafward.errors import DataError, LeafwardError, UsageError
 from leafward.nn import Gate
+from leafward.stats.estimate import Estimate
 from leafward.stats.intervals import mean_interval
 from leafward.systems.helm import (
     HelmConfig,
@@ -124,7 +125,7 @@ def test_layers_do_not_drown_the_tokens_of_the_flat_twin(corpus):
 def test_evaluation_is_the_mean_over_all_tokens(corpus):
     """However windows are grouped into batches, and as a plain sum over documents says."""
     model = build(corpus).eval()
-    expected = score(model, corpus.held_out, 32).loss[0]
+    expected = score(model, corpus.held_out, 32).loss.value
     for rows in (1, 3, 100):
         task = LanguageTask(corpus, 32, eval_batch=rows)
         with torch.no_grad():
@@ -153,7 +154,7 @@ def test_scores_equal_a_hand_computation(corpus, preset):
         nats.append(-chosen.sum().item())
         count += len(tokens) - 1
         size += len(corpus.tokenizer.decode(tokens[1:-1]).encode())
-    values = {name: value for name, (value, _) in found.headline().items()}
+    values = {name: each.value for name, each in found.headline().items()}
     assert found.nats == pytest.approx(nats, rel=1e-5)
     assert values["loss"] == pytest.approx(sum(nats) / count, rel=1e-5)
     assert values["perplexity"] == pytest.approx(math.exp(sum(nats) / count), rel=1e-4)
@@ -182,7 +183,7 @@ def test_one_document_is_scored_by_windows(corpus):
     assert found.unit == "windows"
     assert found.tokens.sum() == end - 1
     assert found.bytes.sum() == pytest.approx(shard.sizes[0])
-    assert found.headline()["bits_per_byte"][1] is not None
+    assert found.headline()["bits_per_byte"].interval is not None
 
 
 def test_intervals():
@@ -190,9 +191,10 @@ def test_intervals():
     centre, (low, high) = mean_interval(values)
     reach = 3.182446305 * np.std(values, ddof=1) / 2  # t(0.975, 3) from a table
     assert (centre, low, high) == pytest.approx((2.1, 2.1 - reach, 2.1 + reach))
-    assert ratio(np.array(values), np.ones(4)) == (pytest.approx(2.1), pytest.approx((low, high)))
+    found = ratio(np.array(values), np.ones(4))
+    assert (found.value, found.interval) == (pytest.approx(2.1), pytest.approx((low, high)))
     assert mean_interval([1.0]) == (1.0, None)
-    assert ratio(np.array([3.0]), np.array([2])) == (1.5, None)
+    assert ratio(np.array([3.0]), np.array([2])) == Estimate(1.5)
 
 
 def test_the_interval_over_documents_covers():
@@ -202,8 +204,7 @@ def test_the_interval_over_documents_covers():
     for _ in range(400):
         sizes = generator.integers(5, 200, 40)
         totals = sizes * (3.0 + 0.5 * generator.standard_normal(40)) + np.sqrt(sizes) * generator.standard_normal(40)
-        _, interval = ratio(totals, sizes)
-        covered += interval[0] <= 3.0 <= interval[1]
+        covered += 3.0 in ratio(totals, sizes).interval
     assert 0.91 <= covered / 400 <= 0.985
 
 
@@ -212,13 +213,12 @@ def test_differences_are_paired():
     generator = np.random.default_rng(0)
     tokens, noise = np.full(30, 100), 50 * generator.standard_normal(30)
     make = lambda shift: Scores(300 + noise + 100 * shift, tokens, tokens.astype(float), "documents")  # noqa: E731
-    value, interval, over = paired([make(0.0)], [make(0.1)])
-    assert value == pytest.approx(-0.1)
-    assert interval[1] - interval[0] < 1e-6
-    assert over == "30 documents, one seed"
-    value, interval, over = paired([make(0.0), make(0.3), make(0.5)], [make(0.1), make(0.42), make(0.58)])
-    assert (value, over) == (pytest.approx(-0.1), "3 seeds")
-    assert interval == pytest.approx((-0.1 - 4.302653 * 0.02 / 3**0.5, -0.1 + 4.302653 * 0.02 / 3**0.5), rel=1e-4)
+    found = paired([make(0.0)], [make(0.1)])
+    assert found.value == pytest.approx(-0.1)
+    assert found.interval is None or found.interval.high - found.interval.low < 1e-6
+    found = paired([make(0.0), make(0.3), make(0.5)], [make(0.1), make(0.42), make(0.58)])
+    assert (found.value, str(found.over)) == (pytest.approx(-0.1), "3 seeds")
+    assert found.interval == pytest.approx((-0.1 - 4.302653 * 0.02 / 3**0.5, -0.1 + 4.302653 * 0.02 / 3**0.5), rel=1e-4)
 
 
 def test_samples_follow_their_seed_and_fit_the_context(corpus, trained):

@@ -165,7 +165,7 @@ def test_twins_see_the_same_data_in_the_same_order(data, tmp_path, monkeypatch):
     losses = [member["loss"]["value"] for member in result["members"]]
     difference = numbers["difference in held-out loss"]
     assert difference["value"] == pytest.approx((losses[0] - losses[2] + losses[1] - losses[3]) / 2)
-    assert "2 seeds" in difference["note"]
+    assert difference["over"] == {"seeds": 2}
     low, high = difference["interval"]
     assert high - low == pytest.approx(12.7062047 * abs(losses[0] - losses[2] - losses[1] + losses[3]), rel=1e-5)
     sizes = [member["parameters"] for member in result["members"]]

@@ -21,9 +21,8 @@ from leafward.config import checked, replace
 from leafward.encoders import load_encoder
 from leafward.errors import UsageError
 from leafward.systems.hyperclip import methods as training
-from leafward.systems.hyperclip import train
+from leafward.systems.hyperclip import report, train
 from leafward.systems.hyperclip.config import Config, trainable
-from leafward.systems.hyperclip.report import summarise
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "adapters"))
 from radial_toys import make
@@ -184,7 +183,7 @@ def test_seeds_give_intervals(config: Config, tmp_path: Path, monkeypatch: pytes
 
     values = [61.0, 70.0, 74.0]
     told = [row | {"accuracy": value} for row, value in zip(rows, values, strict=True)]
-    (number,) = summarise(several, training.read(several), told)["headline"]
+    (number,) = report.result(several, training.read(several), told).to_json()["headline"]
     assert number["value"] == pytest.approx(np.mean(values))
     ends = student.interval(0.95, 2, np.mean(values), np.std(values, ddof=1) / 3**0.5)
     assert number["interval"] == pytest.approx(ends)

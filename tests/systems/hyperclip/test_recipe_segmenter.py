@@ -171,7 +171,7 @@ def test_an_evaluation_shows_every_class(run: Path, tmp_path: Path, evaluation_s
     ious = {row["class"]: row["iou"] for row in found["iou"]}
     assert found["miou"] == pytest.approx(sum(ious.values()) / 2)
     assert [number["value"] for number in found["headline"]] == [100 * found["miou"], 100 * found["pixel_accuracy"]]
-    assert "1 held-out scene " in text
+    assert "1 held-out scene; 2 classes" in text
     for name, iou in ious.items():
         assert float(text.partition(f"IoU.{name} ")[2].split()[0]) == pytest.approx(iou, abs=1e-3)
 

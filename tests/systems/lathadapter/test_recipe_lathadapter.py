@@ -91,7 +91,7 @@ def test_base_to_new_scores_every_method(finished: tuple[Path, dict[str, Any]]) 
             assert 0 <= row["hierarchy"]["decided_f1"] <= 1
     # Trained methods know the base classes better than zero-shot; the baseline without training is exact.
     assert cells["coop", "base"]["accuracy"] > cells["zero-shot", "base"]["accuracy"]
-    assert cells["zero-shot", "new"]["interval"][0] == cells["zero-shot", "new"]["accuracy"]  # no seed changes it
+    assert cells["zero-shot", "new"]["interval"] is None  # no seed changes it
     assert cells["tip-adapter", "new"]["accuracy"] == pytest.approx(cells["zero-shot", "new"]["accuracy"])
 
 
@@ -398,7 +398,8 @@ def test_an_evaluation_shows_means_over_seeds(
     ]
     half = 12.706204736 * abs(means[0] - means[1]) / 2  # Student's t with one degree of freedom
     centre = sum(means) / 2
-    assert number["interval"] == pytest.approx([max(0.0, centre - half), min(100.0, centre + half)])
+    ends = [max(0.0, centre - half), min(100.0, centre + half)]
+    assert number["interval"] == (pytest.approx(ends) if half else None)
     for words in (*METHODS, "What the hierarchy adds", "Mistakes in the taxonomy"):
         assert words in text
 
@@ -561,7 +562,7 @@ def test_a_run_on_features_is_scored_with_another_taxonomy(
     page = (tmp_path / "out" / "report.html").read_text()
     assert "The taxonomy lacks classes of strange" in page
     assert "Mistakes in the taxonomy" in page
-    assert "mistakes in the taxonomy" in capsys.readouterr().out
+    assert "Mistakes in the taxonomy" in " ".join(capsys.readouterr().out.split())
     assert main(["evaluate", run, "--features", files[1], "--taxonomy", source]) == 1
     assert "lacks 8 of the classes, for example 'strange 0'" in " ".join(capsys.readouterr().err.split())
 

@@ -354,6 +354,7 @@ def test_features_give_the_scores_of_their_model(base, tmp_path):
     one, two = (json.loads((tmp_path / name).read_text()) for name in ("1.json", "2.json"))
     numbers = [[number["value"] for number in found.pop("headline")] for found in (one, two)]
     assert numbers[0] == pytest.approx(numbers[1])
+    assert one.pop("notes") == two.pop("notes") == []
     assert one == pytest.approx(two)
 
 

@@ -17,7 +17,7 @@ from leafward.cli.train import parse
 from leafward.config import checked, replace, to_dict
 from leafward.errors import UsageError
 from leafward.files import read_record
-from leafward.report import Page, read_run
+from leafward.report import Result, read_run
 from leafward.systems.superposition import analysis, packs, train
 from leafward.systems.superposition import config as superposition
 from leafward.systems.superposition.config import Config
@@ -64,7 +64,7 @@ def test_small_grid_has_the_signs_of_the_paper(finished):
     _, result = finished
     found = verdicts(result)
     assert found["strong models with φ½ ≥ 0.99, α = 1"] == "holds"
-    assert found["strong − weak exponent"] == "holds"
+    assert found["strong − weak exponent"] == "undecided"  # of one seed
     assert found["overlaps more even than random"] == "holds"
     assert found["strong exponent, other laws"] == "not tested here"
     exponents = {(fit["law"], fit["decay"]): fit["exponent"] for fit in result["fits"]}
@@ -279,7 +279,7 @@ def test_steps_and_data_give_joint_laws(tmp_path):
             assert low <= fit["exponents"][name] <= high * (1 + 1e-12)  # both may stand at the end of the range
             assert (name in fit["undetermined"]) == (low < 0.0101 or high > 9.99)
     # An exponent that the data leave open is said to be so on the page.
-    page = Page("joint")
+    page = Result("joint")
     joint = [fitted[0] | {"undetermined": ["steps"]}, fitted[0] | {"undetermined": []}]
     _joint(page, joint)
     assert page.html().count("do not settle the exponent of steps") == 1

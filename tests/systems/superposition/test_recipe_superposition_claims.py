@@ -60,6 +60,15 @@ def table(seeds: int = 1) -> list[dict[str, Any]]:
     return [row(*key) for key in keys]
 
 
+def noisy(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same with exponents that differ a little from seed to seed."""
+    for each in rows:
+        each["loss"] *= each["width"] ** (1e-5 * (each["seed"] - 1))
+        if each["strong_overlap_mean"] is not None:
+            each["strong_overlap_mean"] *= each["width"] ** (1e-5 * (each["seed"] - 1))
+    return rows
+
+
 def result(rows: list[dict[str, Any]], config: Config = CONFIG) -> dict[str, Any]:
     return analysis.analyse(config, {"rows": rows, "norms": [], "failures": [], "time": {}})
 
@@ -69,15 +78,15 @@ def by_name(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def test_a_table_as_the_paper_has_it_holds_throughout():
-    found = result(table())
+    found = result(noisy(table(seeds=3)), replace(CONFIG, seeds=3))
     assert {claim["verdict"] for claim in found["claims"]} == {"holds"}
     values = by_name(found)
-    assert values["strong exponent, α ≤ 1"]["value"] == pytest.approx(1.0)
-    assert values["strong exponent, other laws"]["value"] == pytest.approx(1.0)
-    assert values["strong exponent − 2(α−1), α > 1.5"]["value"] == pytest.approx(0.0, abs=1e-12)
-    assert values["weak exponent − (α−1)"]["value"] == pytest.approx(0.0, abs=1e-12)
-    assert values["exponent of strong rows' overlaps"]["value"] == pytest.approx(1.0)
-    assert values["strong models with φ½ ≥ 0.99, all laws"]["note"].startswith("72 of 72")
+    assert values["strong exponent, α ≤ 1"]["value"] == pytest.approx(1.0, abs=1e-4)
+    assert values["strong exponent, other laws"]["value"] == pytest.approx(1.0, abs=1e-4)
+    assert values["strong exponent − 2(α−1), α > 1.5"]["value"] == pytest.approx(0.0, abs=1e-4)
+    assert values["weak exponent − (α−1)"]["value"] == pytest.approx(0.0, abs=1e-4)
+    assert values["exponent of strong rows' overlaps"]["value"] == pytest.approx(1.0, abs=1e-4)
+    assert values["strong models with φ½ ≥ 0.99, all laws"]["note"].startswith("216 of 216")
     assert len(found["headline"]) == len(found["claims"])
 
 
@@ -140,16 +149,17 @@ def spoil_theory(each):
     ],
 )
 def test_each_claim_fails_where_it_is_not_so(spoil, failing):
-    rows = table()
+    rows = table(seeds=3)
     for each in rows:
         each["alpha_"] = analysis.alpha(each["law"])
         spoil(each)
-    found = by_name(result(rows))
+    found = by_name(result(noisy(rows), replace(CONFIG, seeds=3)))
     assert {name for name, claim in found.items() if claim["verdict"] == "does not hold"} == failing
 
 
 def test_claims_without_their_models_are_not_tested():
-    found = by_name(result([each for each in table() if each["decay"] < 0 and each["law"] == "linear"]))
+    rows = noisy([each for each in table(3) if each["decay"] < 0 and each["law"] == "linear"])
+    found = by_name(result(rows, replace(CONFIG, seeds=3)))
     assert found["strong exponent, other laws"]["verdict"] == "holds"
     assert {name for name, claim in found.items() if claim["verdict"] != "not tested here"} == {
         "strong exponent, other laws",
@@ -231,10 +241,19 @@ def test_theories():
 
 
 @pytest.mark.parametrize(
-    ("exponent", "interval", "verdict"),
-    [(1.1, (0.9, 1.3), "holds"), (2.1, (-1.1, 5.4), "undecided"), (2.1, (1.9, 2.3), "does not hold")],
+    ("exponents", "verdict"),
+    [
+        ((1.1, 1.1001, 1.0999), "holds"),
+        ((1.0, 1.2, 1.4), "undecided"),
+        ((2.1, 2.2, 2.0), "does not hold"),
+        ((1.1,), "undecided"),
+        ((2.1,), "undecided"),
+    ],
 )
-def test_one_fit_with_a_wide_interval_decides_nothing(exponent, interval, verdict):
-    cell = {"exponent": exponent, "interval": interval, "interval_method": "bootstrap", "alpha": 1.0, "per_seed": []}
-    found = claims._near("exponent", "near 1", [cell], lambda cell: 0.0, centre=1.0, within=0.25)
-    assert found.verdict.split(":")[0] == verdict
+def test_an_interval_over_seeds_decides_and_one_seed_does_not(exponents, verdict):
+    seeds = [{"seed": seed, "exponent": exponent} for seed, exponent in enumerate(exponents)]
+    mean = float(np.mean(exponents))
+    cell = {"exponent": mean, "interval": (mean - 1e-3, mean + 1e-3), "interval_method": "", "alpha": 1.0}
+    found = claims._near("e", "near 1", [cell | {"per_seed": seeds}], lambda cell: 0.0, centre=1.0, within=0.25)
+    assert found.verdict == verdict
+    assert ("--seeds 3" in found.note) == (len(exponents) == 1)

@@ -76,7 +76,7 @@ def test_run_learns_and_reports(finished):
     share, images, z = numbers["top-1 accuracy"]["value"], 6, 1.959964
     for bound in numbers["top-1 accuracy"]["interval"]:  # Wilson: as far from the share as its own deviation allows
         assert abs(bound - share) == pytest.approx(z * (bound * (1 - bound) / images) ** 0.5, abs=1e-5)
-    assert "6 held-out images" in numbers["top-1 accuracy"]["note"]
+    assert numbers["top-1 accuracy"]["over"] == {"samples": 6, "of": "held-out images"}
     assert numbers["hierarchical F1"]["interval"] is None
     assert "paired, lorentz − euclidean" in numbers["difference in top-1 accuracy"]["note"]
     assert result == json.loads((out / "result.json").read_text())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from leafward.cli.demo_parts.part import Part
     from leafward.hierarchy import Taxonomy
-    from leafward.report import Number, Page
+    from leafward.report import Estimate, Result
 
 FEATURES, TAXONOMY = "clothing_features.npz", "clothing.csv"
 BEFORE, AFTER, TWIN = "zero-shot", "coop + LatHAdapter", "coop + Euclidean twin"
@@ -69,10 +69,10 @@ class Asked:
 def run(out: Path, console: Console) -> Part:
     from leafward.cli.demo_parts import catalogue
     from leafward.cli.demo_parts.part import Part
-    from leafward.cli.show import show_rows
     from leafward.data.samples import write_photos
     from leafward.hierarchy import Taxonomy
-    from leafward.report.number import format_value
+    from leafward.report import show_rows
+    from leafward.stats.digits import format_value
 
     console.rule("adapt: few shots of a catalogue")
     config = fewshot()
@@ -89,7 +89,7 @@ def run(out: Path, console: Console) -> Part:
     tree, tangent = catalogue.file(tax, asked.answers[AFTER].node[0], asked.features, out / "catalogue")
     result = {"methods": table, "catalogue": catalogue.summary(tree, tangent)}
 
-    def draw(page: Page) -> None:
+    def draw(page: Result) -> None:
         _draw(page, tax, asked, table, config.data.shots[0])
         catalogue.draw(page, tree, tangent)
 
@@ -150,17 +150,19 @@ def outcomes(tax: Taxonomy, answers: np.ndarray, truth: np.ndarray) -> list[floa
 
 
 def _cells(row: dict[str, Any]) -> list[Any]:
-    """A method's row of the table; an interval over seeds that are all the same is none."""
+    """A method's row of the table."""
+    return [row["method"], _accuracy(row), *(row[key] for key in list(COLUMNS)[1:])]
+
+
+def _accuracy(row: dict[str, Any]) -> Estimate:
     from leafward.report import Estimate
 
-    low, high = row["interval"] or (0.0, 0.0)
-    values = [row[key] for key in list(COLUMNS)[1:]]
-    return [row["method"], Estimate(row["accuracy"], row["interval"] if low < high else None), *values]
+    return Estimate.of(row["accuracy"], row["interval"])
 
 
-def _headline(table: Sequence[dict[str, Any]]) -> list[Number]:
-    from leafward.report import Number
-    from leafward.report.number import format_value
+def _headline(table: Sequence[dict[str, Any]]) -> list[Estimate]:
+    from leafward.report import Estimate
+    from leafward.stats.digits import format_value
 
     by = {row["method"]: row | {"true": row["right class"] + row["right group"]} for row in table}
     before, after, twin = by[BEFORE], by[AFTER], by[TWIN]
@@ -169,27 +171,20 @@ def _headline(table: Sequence[dict[str, Any]]) -> list[Number]:
         return f"{format_value(before[key])} before"
 
     return [
-        Number(
-            "accuracy after few shots",
-            after["accuracy"],
-            after["interval"],
-            twin["accuracy"],
-            twin["interval"],
-            "%",
-            "higher",
-            was("accuracy"),
+        _accuracy(after).named(
+            "accuracy after few shots", unit="%", better="higher", note=was("accuracy"), twin=_accuracy(twin)
         ),
-        Number(
-            "mistake severity",
+        Estimate(
             after["severity"],
-            twin=twin["severity"],
+            name="mistake severity",
+            twin=Estimate(twin["severity"]),
             better="lower",
             note=f"{was('severity')}; 1 where the group is right, 2 where it is not",
         ),
-        Number(
-            f"right class or group, back-off at {THRESHOLD:g}",
+        Estimate(
             after["true"],
-            twin=twin["true"],
+            name=f"right class or group, back-off at {THRESHOLD:g}",
+            twin=Estimate(twin["true"]),
             unit="%",
             better="higher",
             note=f"{was('true')}; wrong: {format_value(after['wrong'])}, {was('wrong')}",
@@ -197,7 +192,7 @@ def _headline(table: Sequence[dict[str, Any]]) -> list[Number]:
     ]
 
 
-def _draw(page: Page, tax: Taxonomy, asked: Asked, table: Sequence[dict[str, Any]], shots: int) -> None:
+def _draw(page: Result, tax: Taxonomy, asked: Asked, table: Sequence[dict[str, Any]], shots: int) -> None:
     from leafward.cli.demo_parts import figures
 
     page.section("A catalogue and few shots")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from leafward.cli.demo_parts.part import Part
-    from leafward.report import Number, Page
+    from leafward.report import Estimate, Result
 
 TEXT, TAXONOMY = "shakespeare.txt.gz", "clothing.csv"
 DRAWN = ("dress", "outwear", "shoes")
@@ -60,7 +59,7 @@ def run(out: Path, console: Console) -> Part:
         "hcformer": {key: seen[key] for key in ("headline", "members")} | {"drawn": drawn},
     }
 
-    def draw(page: Page) -> None:
+    def draw(page: Result) -> None:
         _draw_language(page, out / "helm", spoken)
         _draw_vision(page, seen, drawn)
 
@@ -94,22 +93,22 @@ def _vision(out: Path, console: Console) -> tuple[dict[str, Any], list[str]]:
     return found, drawn["pictures"]
 
 
-def _numbers(spoken: dict[str, Any], seen: dict[str, Any]) -> list[Number]:
+def _numbers(spoken: dict[str, Any], seen: dict[str, Any]) -> list[Estimate]:
     """Held-out loss of the language model, accuracy of the vision model."""
-    from leafward.report import Number
+    from leafward.report import Estimate
 
     loss = next(each for each in spoken["headline"] if each["name"] == "held-out loss")
     top = next(each for each in seen["headline"] if each["name"] == "top-1 accuracy")
     return [
-        dataclasses.replace(Number.from_json(loss), name="HELM: held-out loss, per token"),
-        dataclasses.replace(Number.from_json(top), name="HCFormer-Nano: top-1 accuracy"),
+        Estimate.from_json(loss).named("HELM: held-out loss, per token"),
+        Estimate.from_json(top).named("HCFormer-Nano: top-1 accuracy"),
     ]
 
 
-def _draw_language(page: Page, run: Path, found: dict[str, Any]) -> None:
-    from leafward.cli.demo_parts import figures
-    from leafward.engine import RunDirectory
-    from leafward.report import Number
+def _draw_language(page: Result, run: Path, found: dict[str, Any]) -> None:
+    from leafward.engine.layout import members_of
+    from leafward.report import Estimate
+    from leafward.systems.helm.report import LOSSES
 
     members = found["members"]
     page.section("A tiny language model")
@@ -117,10 +116,8 @@ def _draw_language(page: Page, run: Path, found: dict[str, Any]) -> None:
         f"HELM-D with {members[0]['parameters']:,} weights in Lorentz space and its Euclidean twin, on the same "
         f"{members[0]['tokens']:,} tokens of Shakespeare in the same order."
     )
-    page.headline([Number.from_json(number) for number in found["headline"]])
-    metrics = RunDirectory.open(run).metrics()
-    names = [member["name"] for member in members]
-    page.figure(figures.losses(metrics, names), "Loss in nats per token: training (thin) and held out (dots).")
+    page.headline([Estimate.from_json(number) for number in found["headline"]])
+    page.curves({each.path.name: each.metrics() for each in members_of(run)}, LOSSES, ylabel="nats per token")
     page.text(
         "Samples after “ROMEO:”, lines divided by strokes. After a minute of training they have the look of the text, "
         "not its sense.\n\n" + "\n\n".join(f"{member['name']}: {_verse(member['sample'])}" for member in members)
@@ -131,15 +128,15 @@ def _verse(text: str) -> str:
     return " / ".join(line for line in text.splitlines() if line.strip()) or "(the document ended at once)"
 
 
-def _draw_vision(page: Page, found: dict[str, Any], drawn: list[str]) -> None:
-    from leafward.report import Number
+def _draw_vision(page: Result, found: dict[str, Any], drawn: list[str]) -> None:
+    from leafward.report import Estimate
 
     page.section("A backbone that clusters")
     page.text(
         "HCFormer-Nano mixes an image by clustering its tokens, small groups first; here it was trained for a moment, "
         "from scratch, on the embedded photos."
     )
-    page.headline([Number.from_json(number) for number in found["headline"]])
+    page.headline([Estimate.from_json(number) for number in found["headline"]])
     page.text(
         "First the photo as the model sees it, then for each stage the regions whose tokens went to the same centre, "
         "in their mean colours. Beside it the window level: one colour for each global centre."

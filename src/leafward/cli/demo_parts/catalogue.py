@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from leafward.hierarchy import Taxonomy
-    from leafward.report import Page
+    from leafward.report import Result
 
 RADIUS = 3.0
 """Distance of every photo from the origin; the features that they are made of have no lengths of their own."""
@@ -48,8 +48,8 @@ def command(out: Path, images: Path) -> str:
     return shlex.join(["leafward", "explore", str(out), "--taxonomy", str(out / TREE), "--images", str(images)])
 
 
-def draw(page: Page, tree: Taxonomy, tangent: Tensor) -> None:
-    from leafward.systems.taxonomy.report import disk
+def draw(page: Result, tree: Taxonomy, tangent: Tensor) -> None:
+    from leafward.systems.taxonomy.figures import disk
 
     page.section("The catalogue in the Poincaré disk")
     page.text(

@@ -58,20 +58,3 @@ def album(tax: Taxonomy, truth: np.ndarray, before: np.ndarray, after: np.ndarra
 
 def _said(tax: Taxonomy, answer: int, truth: int) -> str:
     return f"{tax.names[answer]} {'✓' if tax.entails(answer, truth) else '✗'}"
-
-
-def losses(records: Sequence[dict[str, Any]], members: Sequence[str]) -> Figure:
-    """Training and held-out loss of each member of a run, from the records of its metrics."""
-    from leafward.report import SERIES, legend, line_with_band, new_figure
-
-    def series(name: str) -> tuple[list[int], list[float]]:
-        found = [(record["step"], record[name]) for record in records if record.get(name) is not None]
-        return [step for step, _ in found], [value for _, value in found]
-
-    figure, axes = new_figure()
-    for member, colour in zip(members, SERIES, strict=False):
-        line_with_band(axes, *series(f"{member}/train/loss"), color=colour, linewidth=0.8)
-        line_with_band(axes, *series(f"{member}/eval/loss"), color=colour, marker="o", label=member)
-    axes.set(xlabel="step", ylabel="nats per token")
-    legend(axes)
-    return figure

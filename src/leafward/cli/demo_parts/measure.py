@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from leafward.cli.demo_parts.part import Part
     from leafward.measure import AuditReport
-    from leafward.report import Page
+    from leafward.report import Result
 
 MATRIX = "stories260k_embedding.npy"
 
@@ -33,12 +33,11 @@ def sweep() -> superposition.Config:
 def run(out: Path, console: Console) -> Part:
     from leafward.cli.audit import show
     from leafward.cli.demo_parts.part import Part
-    from leafward.cli.show import show_headline
     from leafward.data.samples import embedded
     from leafward.engine import Progress
     from leafward.files import replacing
     from leafward.measure import audit
-    from leafward.report import Number
+    from leafward.report import Estimate, Result
 
     console.rule("measure: how superposed is a real language model's head?")
     with Progress(100, "audit", unit="%") as progress:
@@ -46,10 +45,10 @@ def run(out: Path, console: Console) -> Part:
     show(console, report)
     console.rule("measure: a fleet of toy models, and the exponents of its loss")
     found = train_superposition.run(sweep(), out / "superposition", overwrite=True)
-    show_headline(console, found)
+    Result.of(found).show(console)
     numbers = [
-        Number("m·⟨overlap²⟩ of a real head", report.scaled_overlap, note="1 for random directions"),
-        *(Number.from_json(each) for each in found["headline"] if each["name"] in HEADLINES),
+        Estimate(report.scaled_overlap, name="m·⟨overlap²⟩ of a real head", note="1 for random directions"),
+        *(Estimate.from_json(each) for each in found["headline"] if each["name"] in HEADLINES),
     ]
     result = {"audit": report.to_dict(), "superposition": {key: found[key] for key in ("claims", "fits")}}
     with replacing(out / MATRIX) as temporary:
@@ -62,10 +61,11 @@ HEADLINES = ("strong exponent, α ≤ 1", "strong − weak exponent")
 """What the sweep says in the table at the end; its own report has the rest."""
 
 
-def _draw(page: Page, report: AuditReport, found: dict[str, Any]) -> None:
+def _draw(page: Result, report: AuditReport, found: dict[str, Any]) -> None:
     from leafward.cli.audit import add_audit
-    from leafward.cli.show import CLAIM_COLUMNS, claim_rows
+    from leafward.report import Estimate
     from leafward.systems.superposition.figures import exponents, losses
+    from leafward.systems.superposition.report import models
 
     add_audit(page, report)
     page.section("A fleet of toy models")
@@ -74,10 +74,13 @@ def _draw(page: Page, report: AuditReport, found: dict[str, Any]) -> None:
         "than dimensions into them (strong superposition), a positive one keeps about m of them (weak). How fast the "
         "loss falls with the width tells the two apart."
     )
-    models = found["models"]
-    rows = [dict(zip(models, values, strict=True)) for values in zip(*models.values(), strict=True)]
+    rows = models(found)
     for drawn in (losses(rows, found["fits"], "strong"), losses(rows, found["fits"], "weak"), exponents(found["fits"])):
         if drawn is not None:
             page.figure(drawn.figure, drawn.caption)
-    tested = [claim for claim in found["claims"] if claim["value"] is not None]
-    page.table(CLAIM_COLUMNS, claim_rows(tested), "Claims of arXiv 2505.10465, on this small sweep")
+    tested = [
+        [each["claim"], Estimate.of(each["value"], each["interval"]), each["verdict"]]
+        for each in found["claims"]
+        if each["value"] is not None
+    ]
+    page.table(["claim", "here", "verdict"], tested, "Claims of arXiv 2505.10465, on this small sweep")

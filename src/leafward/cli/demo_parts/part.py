@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from leafward.report import Number, Page
+from leafward.report import Estimate, Result
 
 
 @dataclass(frozen=True)
 class Part:
     """Its main numbers, what --json gives, how it is drawn on the page, and how to look around in what it made."""
 
-    numbers: list[Number]
+    numbers: list[Estimate]
     result: dict[str, Any]
-    draw: Callable[[Page], None]
+    draw: Callable[[Result], None]
     explore: str
     """The command that opens the explorer."""
     explored: str

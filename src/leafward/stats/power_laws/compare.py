@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from leafward.stats.power_laws import checks
 from leafward.stats.power_laws.line import weighted_line
-from leafward.stats.power_laws.results import Result
+from leafward.stats.power_laws.results import Told
 from leafward.stats.power_laws.separable import Array
 
 # Differences of AICc below this are not evidence (Burnham & Anderson 2002, §2.6).
@@ -23,7 +23,7 @@ _UNDECIDED = 2.0
 
 
 @dataclass(frozen=True)
-class Candidate(Result):
+class Candidate(Told):
     """One fitted law. `held_out_error`: root mean square of ln(observed / predicted) over the largest x, each
     predicted from the smaller ones alone; infinite where the law goes to zero or below. The coefficient is given
     as its logarithm, which an exponential far from x = 0 needs."""
@@ -50,7 +50,7 @@ class Candidate(Result):
 
 
 @dataclass(frozen=True)
-class Comparison(Result):
+class Comparison(Told):
     """Candidates in order of AICc, best first, and what that amounts to."""
 
     candidates: tuple[Candidate, ...]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from leafward.stats.power_laws.results import Interval
+from leafward.stats.estimate import Interval
 from leafward.stats.power_laws.separable import EXPONENT_RANGE, Array, Design, Solution, minimise
 
 _EXPANSIONS = 12  # doublings of the distance while a profile end is being bracketed
@@ -126,5 +126,7 @@ def bootstrap_interval(
     method = f"bootstrap over {clusters} {unit}, {len(draws)} resamples, Student t"
     if logarithmic:
         low, high = np.clip(estimate * np.exp([-reach, reach]), *EXPONENT_RANGE)
-        return Interval(float(low), float(high), level, method, float(estimate * error))
-    return Interval(float(estimate - reach), float(estimate + reach), level, method, float(error))
+        return Interval(float(low), float(high), level=level, method=method, standard_error=float(estimate * error))
+    return Interval(
+        float(estimate - reach), float(estimate + reach), level=level, method=method, standard_error=float(error)
+    )

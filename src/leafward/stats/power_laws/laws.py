@@ -25,11 +25,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from leafward.errors import DataError, UsageError
+from leafward.stats.estimate import Interval
 from leafward.stats.power_laws import checks
 from leafward.stats.power_laws.huber import fit_huber, refit_huber
 from leafward.stats.power_laws.intervals import bootstrap_interval, draw_counts, profile_likelihood, resample_exponents
 from leafward.stats.power_laws.line import student_interval, weighted_line
-from leafward.stats.power_laws.results import ALL_ROWS, Interval, JointFit, PowerLawFit
+from leafward.stats.power_laws.results import ALL_ROWS, JointFit, PowerLawFit
 from leafward.stats.power_laws.separable import EXPONENT_RANGE, Array, Design, best_fit, minimise
 
 Method = Literal["ols", "varpro", "huber"]
@@ -252,7 +253,14 @@ def _varpro(design: Design, y: Array, plan: _Plan) -> tuple[Array, Array, list[I
     low, high = profile_likelihood(design, fit, rows, weight, plan.level)
     errors = np.sqrt(fit.rss[0] / (len(y) - design.n_parameters)) * fit.unit_errors(weight)[0]
     ends = zip(low.tolist(), high.tolist(), errors.tolist(), strict=True)
-    return fit.c[0], a, [Interval(lo, hi, plan.level, _profile_words(lo, hi), error) for lo, hi, error in ends]
+    return (
+        fit.c[0],
+        a,
+        [
+            Interval(lo, hi, level=plan.level, method=_profile_words(lo, hi), standard_error=error)
+            for lo, hi, error in ends
+        ],
+    )
 
 
 def _profile_words(low: float, high: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from leafward.stats.power_laws.results import Interval
+from leafward.stats.estimate import Interval
 from leafward.stats.power_laws.separable import Array
 
 
@@ -31,4 +31,10 @@ def student_interval(log_x: Array, log_y: Array, level: float) -> Interval:
     residual = log_y - intercept - slope * log_x
     error = float(np.sqrt(residual @ residual / (n - 2) / np.sum((log_x - log_x.mean()) ** 2)))
     reach = float(t.ppf(0.5 + level / 2, n - 2)) * error
-    return Interval(-slope - reach, -slope + reach, level, "Student t, ordinary standard error", error)
+    return Interval(
+        -slope - reach,
+        -slope + reach,
+        level=level,
+        method="Student t, ordinary standard error",
+        standard_error=error,
+    )

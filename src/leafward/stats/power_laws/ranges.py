@@ -11,12 +11,12 @@ from numpy.typing import ArrayLike
 from leafward.errors import UsageError
 from leafward.stats.power_laws import checks
 from leafward.stats.power_laws.laws import fit_power_law
-from leafward.stats.power_laws.results import PowerLawFit, Result
+from leafward.stats.power_laws.results import PowerLawFit, Told
 from leafward.stats.power_laws.separable import Array
 
 
 @dataclass(frozen=True)
-class RangeChoice(Result):
+class RangeChoice(Told):
     """The range [low, high] of x over which ln y is straight in ln x, and the fit there.
 
     `curvature_p`: p-value of the quadratic term in that range; `stable` is False when no range passed the test
@@ -44,7 +44,7 @@ class RangeChoice(Result):
 
 
 @dataclass(frozen=True)
-class RangeReport(Result):
+class RangeReport(Told):
     """Fits over all points, over the automatic range, and over the hand-chosen one where given."""
 
     full: PowerLawFit
@@ -59,7 +59,7 @@ class RangeReport(Result):
 
 
 @dataclass(frozen=True)
-class Extrapolation(Result):
+class Extrapolation(Told):
     """The rows at the largest x, predicted from all others. `error`: root mean square of ln(observed/predicted)."""
 
     x: float

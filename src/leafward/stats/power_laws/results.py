@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from leafward.errors import UsageError, nearest
 from leafward.files import finite
+from leafward.stats.estimate import Interval
 from leafward.stats.power_laws.checks import Array, labels, positive_vector
 
 # The key under which the coefficient and offset of a law without groups are kept.
@@ -20,40 +21,31 @@ ALL_ROWS = "all"
 
 
 @dataclass(frozen=True)
-class Interval:
-    """An interval for one exponent, with the method that made it. `low, high = interval` works too."""
-
-    low: float
-    high: float
-    level: float
-    method: str
-    standard_error: float
-
-    def __iter__(self) -> Iterator[float]:
-        return iter((self.low, self.high))
-
-    def __contains__(self, value: float) -> bool:
-        return self.low <= value <= self.high
-
-    def __str__(self) -> str:
-        return f"[{self.low:.4g}, {self.high:.4g}] ({self.level:.0%}, {self.method})"
-
-
-@dataclass(frozen=True)
-class Result(ABC):
-    """Shared by all results: one line of words, and a dictionary that is valid JSON."""
+class Told(ABC):
+    """What a fit tells: one line of words, and a dictionary that is valid JSON."""
 
     def to_dict(self) -> dict[str, Any]:
         """All fields and the summary; non-finite numbers become None."""
-        return finite({**dataclasses.asdict(self), "summary": self.summary()})
+        return finite({**_plain(self), "summary": self.summary()})
 
     @abstractmethod
     def summary(self) -> str:
         """One line in words."""
 
 
+def _plain(value: Any) -> Any:
+    """`value` with dataclasses and intervals as dictionaries."""
+    if isinstance(value, Interval):
+        return value.to_dict()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 @dataclass(frozen=True)
-class PowerLawFit(Result):
+class PowerLawFit(Told):
     """y = C / x^exponent + offset, with one coefficient and offset, or one for each group.
 
     `coefficients` and `offsets` are keyed by group, or by "all"; a law without offset has no offsets.
@@ -99,7 +91,7 @@ class PowerLawFit(Result):
 
 
 @dataclass(frozen=True)
-class JointFit(Result):
+class JointFit(Told):
     """y = E + Σ_k C_k / x_k^a_k. `exponents`, `intervals` and `coefficients` are keyed by variable."""
 
     exponents: Mapping[str, float]

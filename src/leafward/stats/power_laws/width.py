@@ -9,14 +9,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from leafward.errors import DataError, UsageError
+from leafward.stats.estimate import Interval
 from leafward.stats.power_laws import checks
 from leafward.stats.power_laws.laws import fit_power_law
-from leafward.stats.power_laws.results import Interval, PowerLawFit, Result
+from leafward.stats.power_laws.results import PowerLawFit, Told
 from leafward.stats.power_laws.separable import Array
 
 
 @dataclass(frozen=True)
-class WidthFit(Result):
+class WidthFit(Told):
     """`loss`: L = C/m^a + offset of the corpus. `growth`: k of N ∝ m^k, where parameter counts were given."""
 
     loss: PowerLawFit
@@ -77,7 +78,7 @@ def fit_width(
     counts = _one_per_model("params", checks.positive_vector("params", params, len(m)), model_names, index)
     shape = fit_power_law(widths, counts, level=level)
     ends = shape.interval
-    growth = Interval(-ends.high, -ends.low, ends.level, ends.method, ends.standard_error)
+    growth = Interval(-ends.high, -ends.low, level=ends.level, method=ends.method, standard_error=ends.standard_error)
     return WidthFit(fit, -shape.exponent, growth, len(model_names))
 
 

@@ -37,7 +37,7 @@ class Args:
 def run(args: Args, console: Console) -> dict[str, Any]:
     """Draw every image; returns the files and the number of regions of each stage."""
     from leafward.errors import UsageError
-    from leafward.report import Page
+    from leafward.report import Result
     from leafward.systems.hcformer.open import open_backbone
 
     if not args.images:
@@ -46,7 +46,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         raise UsageError(f"size must be at least 32 pixels, got {args.size}")
     model, card = open_backbone(args.target)
     trained = Path(args.target).is_dir()
-    page = Page(f"What {card.model} saw", subtitle=str(args.target))
+    page = Result(f"What {card.model} saw", str(args.target))
     if not trained:
         page.note("This model is untrained: the regions show what its structure alone brings.")
     page.text(LEGEND)
@@ -56,9 +56,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         page.section(path.name)
         for name, (data, caption) in drawn.pictures.items():
             file = args.out / f"{index:03d}-{path.stem}-{name}.png"
-            _write(file, data)
-            files.append(str(file))
-            page.image(data, alt=f"{name} clusters of {path.name}", caption=caption)
+            files.append(page.picture(file, data, alt=f"{name} clusters of {path.name}", caption=caption))
         page.table(["stage", "regions at the patch level", "global centres used"], drawn.rows)
         counts[str(path)] = [row[1] for row in drawn.rows]
     page.write(args.out / "index.html")
@@ -128,10 +126,3 @@ def _png(pixels: np.ndarray) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
     return buffer.getvalue()
-
-
-def _write(path: Path, data: bytes) -> None:
-    from leafward.files import replacing
-
-    with replacing(path) as temporary:
-        temporary.write_bytes(data)

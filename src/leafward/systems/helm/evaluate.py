@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from leafward.data.text import Shard
-    from leafward.report import Number, Page
+    from leafward.report import Result
     from leafward.systems.helm import Scores
 
 SUMMARY = "Held-out loss, perplexity and bits per byte of a language model, and lm-eval tasks."
@@ -57,7 +57,6 @@ class Args:
 def run(args: Args, console: Console) -> dict[str, Any]:
     from leafward.engine import session
     from leafward.engine.evaluation import write_evaluation
-    from leafward.files import finite
     from leafward.systems.helm.harness import choose_tasks
     from leafward.systems.helm.open import is_run, members
 
@@ -76,18 +75,29 @@ def run(args: Args, console: Console) -> dict[str, Any]:
             rows += [{"model": each["name"], **row} for row in measured]
             if found is not None:
                 scores[each["name"]] = found
-    result = finite(
-        {
-            "target": str(args.target),
-            "data": None if args.data is None else str(args.data),
-            "headline": [number.to_json() for number in _headline(models, scores)],
-            "models": {name: _plain(each) for name, each in scores.items()},
-            "tasks": rows,
-        }
-    )
-    _show(console, result)
-    write_evaluation(out, result, _page(args, result), console)
-    return result
+    return write_evaluation(out, _result(args, models, scores, rows), console)
+
+
+def _result(args: Args, models: list[dict[str, Any]], scores: dict[str, Scores], rows: list[dict[str, Any]]) -> Result:
+    """Scores of the first model's geometry, over seeds where there are several, with those of the twin beside, and the
+    tasks."""
+    from leafward.report import Result
+    from leafward.systems.helm.report import headline, show_models
+
+    kept = {name: each.to_json() for name, each in scores.items()}
+    data = None if args.data is None else str(args.data)
+    values = {"target": str(args.target), "data": data, "models": kept, "tasks": rows}
+    numbers = headline(models[0]["geometry"], models, list(scores.values())) if scores else []
+    made = Result("Evaluation of a language model", str(args.target), numbers, values=values)
+    if scores:
+        show_models(made, kept, {"tokens": "tokens"}, data or "the held-out documents of the run")
+    if rows:
+        made.section("Tasks")
+        made.table(TASK_COLUMNS, [[row[name] for name in TASK_COLUMNS] for row in rows], "lm-eval", terminal=True)
+    return made
+
+
+TASK_COLUMNS = ("model", "task", "metric", "value", "stderr", "shots", "examples")
 
 
 def _evaluate(
@@ -131,59 +141,3 @@ def _shard(args: Args, tokenizer: Any, folder: Path) -> Shard:
         files = find_files(args.data)
         write_shards(folder, (("data", text) for text in read_documents(files, args.field)), tokenizer)
     return Shard.open(folder, "data", token_type(size(tokenizer)))
-
-
-def _headline(models: list[dict[str, Any]], scores: dict[str, Scores]) -> list[Number]:
-    """Scores of the first model's geometry, over seeds where there are several, with those of the twin beside."""
-    from leafward.systems.helm.report import headline
-
-    if not scores:
-        return []
-    records = [{"geometry": each["geometry"], **_plain(scores[each["name"]])} for each in models]
-    return headline(models[0]["geometry"], records, list(scores.values()))
-
-
-def _plain(scores: Scores) -> dict[str, Any]:
-    """Scores as JSON."""
-    return {"unit": scores.unit, "units": len(scores.nats), "tokens": int(scores.tokens.sum())} | {
-        name: {"value": value, "interval": interval} for name, (value, interval) in scores.headline().items()
-    }
-
-
-TASK_COLUMNS = ("model", "task", "metric", "value", "stderr", "shots", "examples")
-
-
-def _page(args: Args, result: dict[str, Any]) -> Page:
-    from leafward.report import Estimate, Number, Page
-    from leafward.systems.helm.report import SCORED
-
-    made = Page("Evaluation of a language model", subtitle=str(args.target))
-    if result["headline"]:
-        made.headline([Number.from_json(number) for number in result["headline"]])
-        made.section("Models")
-        made.table(
-            ["model", *SCORED.values(), "tokens"],
-            [
-                [name, *(Estimate(each[key]["value"], each[key]["interval"]) for key in SCORED), each["tokens"]]
-                for name, each in result["models"].items()
-            ],
-            str(args.data or "the held-out documents of the run"),
-        )
-    if result["tasks"]:
-        made.section("Tasks")
-        made.table(TASK_COLUMNS, [[row[name] for name in TASK_COLUMNS] for row in result["tasks"]], "lm-eval")
-    return made
-
-
-def _show(console: Console, result: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    from leafward.report import Number
-
-    table = Table("", "value", "twin")
-    for number in map(Number.from_json, result["headline"]):
-        table.add_row(number.name, str(number.estimate), str(number.twin_estimate or ""))
-    for row in result["tasks"]:
-        spread = "" if row["stderr"] is None else f" ± {row['stderr']:.2g}"
-        table.add_row(f"{row['model']}: {row['task']} {row['metric']}", f"{row['value']:.4g}{spread}", "")
-    console.print(table)

@@ -36,6 +36,8 @@ class Args:
 
 def run(args: Args, console: Console) -> dict[str, Any]:
     from leafward.engine import session
+    from leafward.engine.evaluation import write_evaluation
+    from leafward.report import Result
     from leafward.systems.helm import load_model, sample
     from leafward.systems.helm.open import model_folder
 
@@ -51,12 +53,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
             seed=args.seed,
         )
     console.print(args.prompt + text, markup=False)
-    result = {"model": str(args.target), "prompt": args.prompt, "text": text, "seed": args.seed}
-    if args.out is not None:
-        from leafward.engine.evaluation import write_evaluation
-        from leafward.report import Page
-
-        page = Page("A sample", subtitle=f"{args.target}, temperature {args.temperature:g}, seed {args.seed}")
-        page.text(args.prompt + text)
-        write_evaluation(args.out, result, page, console)
-    return result
+    values = {"model": str(args.target), "prompt": args.prompt, "text": text, "seed": args.seed}
+    made = Result("A sample", f"{args.target}, temperature {args.temperature:g}, seed {args.seed}", values=values)
+    made.text(args.prompt + text)
+    return write_evaluation(args.out, made, console)

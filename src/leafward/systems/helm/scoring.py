@@ -18,7 +18,8 @@ from leafward.engine import Progress
 from leafward.engine.loop import to_device
 from leafward.geometry.scalars import wide
 from leafward.nn.head import CHUNK
-from leafward.stats.intervals import Interval, around, mean_interval
+from leafward.stats.estimate import Estimate, Interval, Over
+from leafward.stats.intervals import around, over_seeds
 from leafward.systems.helm import HelmForCausalLM
 
 
@@ -36,19 +37,28 @@ class Scores:
     unit: str
 
     @property
-    def loss(self) -> tuple[float, Interval | None]:
+    def loss(self) -> Estimate:
         """Nats per token, with its 95 % interval over units."""
-        return ratio(self.nats, self.tokens)
+        return ratio(self.nats, self.tokens, self.unit)
 
-    def headline(self) -> dict[str, tuple[float, Interval | None]]:
+    def headline(self) -> dict[str, Estimate]:
         """Loss, perplexity and bits per byte, each with its interval."""
-        loss, interval = self.loss
-        ends = None if interval is None else (math.exp(interval[0]), math.exp(interval[1]))
+        loss = self.loss
+        ends = (
+            None
+            if loss.interval is None
+            else Interval(math.exp(loss.interval.low), math.exp(loss.interval.high), loss.over)
+        )
         return {
-            "loss": (loss, interval),
-            "perplexity": (math.exp(loss), ends),
-            "bits_per_byte": ratio(self.nats / math.log(2.0), self.bytes),
+            "loss": loss,
+            "perplexity": Estimate(math.exp(loss.number), ends),
+            "bits_per_byte": ratio(self.nats / math.log(2.0), self.bytes, self.unit),
         }
+
+    def to_json(self) -> dict[str, Any]:
+        """What a result keeps of it."""
+        found = {name: {"value": each.value, "interval": each.interval} for name, each in self.headline().items()}
+        return {"unit": self.unit, "units": len(self.nats), "tokens": int(self.tokens.sum()), **found}
 
 
 @torch.no_grad()
@@ -95,7 +105,7 @@ def token_losses(model: HelmForCausalLM, batch: dict[str, Tensor]) -> Tensor:
     return torch.cat(losses).view(labels.shape)
 
 
-def ratio(totals: NDArray[Any], sizes: NDArray[Any]) -> tuple[float, Interval | None]:
+def ratio(totals: NDArray[Any], sizes: NDArray[Any], of: str = "samples") -> Estimate:
     """Σ totals / Σ sizes and its 95 % interval over the units: Student's t on the linearised ratio.
 
     With R the ratio and e_i = totals_i − R sizes_i the standard error is √(n/(n−1) Σ e_i²) / Σ sizes (a cluster
@@ -103,14 +113,13 @@ def ratio(totals: NDArray[Any], sizes: NDArray[Any]) -> tuple[float, Interval | 
     """
     value, count = float(totals.sum() / sizes.sum()), len(totals)
     if count < 2:
-        return value, None
+        return Estimate(value)
     error = math.sqrt(count / (count - 1) * float(((totals - value * sizes) ** 2).sum())) / float(sizes.sum())
-    return value, around(value, error, count)
+    return Estimate(value, around(value, error, count, Over(samples=count, of=of)))
 
 
-def paired(ours: Sequence[Scores], twins: Sequence[Scores]) -> tuple[float, Interval | None, str]:
-    """The difference in loss, ours − twin, its interval and what it is over: seeds, or with one seed the units."""
+def paired(ours: Sequence[Scores], twins: Sequence[Scores]) -> Estimate:
+    """The difference in loss, ours − twin: over seeds, or with one seed over the units."""
     if len(ours) > 1:
-        return *mean_interval([a.loss[0] - b.loss[0] for a, b in zip(ours, twins, strict=True)]), f"{len(ours)} seeds"
-    one, other = ours[0], twins[0]
-    return *ratio(one.nats - other.nats, one.tokens), f"{len(one.nats)} {one.unit}, one seed"
+        return over_seeds([one.loss.number - other.loss.number for one, other in zip(ours, twins, strict=True)])
+    return ratio(ours[0].nats - twins[0].nats, ours[0].tokens, ours[0].unit)

@@ -15,6 +15,7 @@ from leafward.engine import Cluster, Experiment, Member, RunDirectory, train_loo
 from leafward.engine.experiment import by_geometry, curves
 from leafward.errors import DataError, UsageError
 from leafward.files import finite, read_record, replacing, write_json
+from leafward.report import Result
 from leafward.systems.helm import (
     PRESETS,
     HelmConfig,
@@ -67,14 +68,9 @@ class Training(Experiment[Config]):
         assert isinstance(run, MeteredRun)
         return _train_member(member, self.corpus, cluster, run, self.out)
 
-    def conclude(
-        self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]
-    ) -> dict[str, Any]:
+    def conclude(self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]) -> Result:
         scores = [_read_scores(member.path, result["unit"]) for member, result in zip(members, results, strict=True)]
-        return finite(report.result(self.config, self.corpus.counts, results, scores))
-
-    def page(self, run: RunDirectory, members: list[Member[Config]], result: dict[str, Any]) -> None:
-        report.write(self.config, result, curves(members), run.path)
+        return report.result(self.config, self.corpus.counts, results, scores, curves(members))
 
 
 run = Training.launch
@@ -181,7 +177,7 @@ def _scored(member: Member[Config], corpus: Corpus, device: torch.device, rows: 
     tokens = _sample_length(config, tokenizer)
     return {
         "unit": scores.unit,
-        **{name: {"value": value, "interval": interval} for name, (value, interval) in scores.headline().items()},
+        **{name: found for name, found in scores.to_json().items() if name in report.SCORED},
         "sample": sample(model, tokenizer, config.prompt, tokens=tokens, seed=config.loop.seed),
     }
 

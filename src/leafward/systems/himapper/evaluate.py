@@ -52,8 +52,8 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     config = with_data(config, args.data, args.taxonomy)
     task = make_task(config, pixels_of(args.target))
     results, units = measure(task, args.target, members, open_classes, args.device)
-    headline = report.result(task.monitor, results, units)["headline"]
-    return conclude(f"Evaluation: Hi-Mapper, {config.data.task}", args, config.data.source, results, headline, console)
+    title, of = f"Evaluation: Hi-Mapper, {config.data.task}", f"{args.target} on {config.data.source}"
+    return conclude(report.result(title, of, task.monitor, results, units), args, config.data.source, console)
 
 
 def _of_run(args: Args) -> tuple[Any, list[dict[str, Any]]]:

@@ -49,8 +49,7 @@ class Args:
 
 def run(args: Args, console: Console) -> dict[str, Any]:
     """Draw every image; returns the files and the mean distances in each image's tree."""
-    from leafward.files import replacing
-    from leafward.report import Page
+    from leafward.report import Result
     from leafward.systems.himapper import figures as drawing
     from leafward.systems.himapper.build import mapper_of, open_model
 
@@ -58,7 +57,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     mapper = mapper_of(model)
     if mapper is None:
         raise UsageError(f"{args.target} is a plain backbone, without a hierarchy to draw")
-    page = Page(f"What Hi-Mapper saw through {card.vision.model}", subtitle=str(args.target))
+    page = Result(f"What Hi-Mapper saw through {card.vision.model}", str(args.target))
     page.text(LEGEND)
     files: list[str] = []
     distances: dict[str, dict[str, float]] = {}
@@ -69,11 +68,8 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         page.section(path.name)
 
         def show(name: str, figure: Figure, caption: str, index: int = index, path: Path = path) -> None:
-            file, data = args.out / f"{index:03d}-{path.stem}-{name}.png", drawing.png(figure)
-            with replacing(file) as temporary:
-                temporary.write_bytes(data)
-            files.append(str(file))
-            page.image(data, alt=f"{caption}: {path.name}", caption=caption)
+            file = args.out / f"{index:03d}-{path.stem}-{name}.png"
+            files.append(page.picture(file, drawing.png(figure), alt=f"{caption}: {path.name}", caption=caption))
 
         show("tree", drawing.over_photo(photo, found, path.name), "the tree over the photo")
         show("points", drawing.disk(found), "the nodes in their space")

@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from leafward.config import replace, to_dict
 from leafward.engine import Cluster, Experiment, Loss, Member, RunDirectory, publish, train_loop
 from leafward.engine.experiment import curves
-from leafward.files import finite
+from leafward.report import Result
 from leafward.systems.himapper import config as settings
 from leafward.systems.himapper import report
 from leafward.systems.himapper.build import backbone_source, build, card_of, expected_pixels, freeze_plain, mapper_of
 from leafward.systems.himapper.config import Config
 from leafward.systems.vision import train as vision
+from leafward.systems.vision.report import show_training
 from leafward.systems.vision.train import UNITS
 
 if TYPE_CHECKING:
@@ -98,14 +99,16 @@ class Training(Experiment[Config]):
         record["step"] = fitted.best_step or fitted.step
         return vision.scored(member, task, model, cluster, self.out, record)
 
-    def conclude(
-        self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]
-    ) -> dict[str, Any]:
-        units = [vision.read_units(member.path) for member in members]
-        return finite(report.result(self.task.monitor, results, units)) | {"data": {"classes": self.task.classes}}
-
-    def page(self, run: RunDirectory, members: list[Member[Config]], result: dict[str, Any]) -> None:
-        report.write(self.config, self.task.monitor, result, curves(members), run.path)
+    def conclude(self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]) -> Result:
+        monitor, units = self.task.monitor, [vision.read_units(member.path) for member in members]
+        data = self.config.data
+        made = report.result(
+            f"Hi-Mapper on {results[0]['backbone']}: {data.task}", str(data.source), monitor, results, units
+        )
+        made.values["data"] = {"classes": self.task.classes}
+        further = {name: f"Loss {name}" for name in self.config.losses.__struct_fields__}
+        show_training(made, monitor, curves(members), **further | report.LOGGED)
+        return made
 
 
 run = Training.launch

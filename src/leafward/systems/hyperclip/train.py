@@ -6,11 +6,10 @@ from typing import Any
 
 from leafward.engine import Cluster, Experiment, Member, RunDirectory
 from leafward.engine.experiment import alone
-from leafward.files import read_record
+from leafward.report import Result
 from leafward.systems.hyperclip import config as settings
-from leafward.systems.hyperclip import methods
+from leafward.systems.hyperclip import methods, report
 from leafward.systems.hyperclip.config import Config
-from leafward.systems.hyperclip.report import page, summarise
 
 
 class Training(Experiment[Config]):
@@ -36,13 +35,8 @@ class Training(Experiment[Config]):
         home = member.home if member.kept else None
         return methods.train(member.config, self.data[member.seed], run, cluster, home)
 
-    def conclude(
-        self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]
-    ) -> dict[str, Any]:
-        return summarise(self.config, self.data[self.config.loop.seed], results)
-
-    def page(self, run: RunDirectory, members: list[Member[Config]], result: dict[str, Any]) -> None:
-        page(self.config, result, read_record(run.path / "env.json")).write(run.report)
+    def conclude(self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]) -> Result:
+        return report.result(self.config, self.data[self.config.loop.seed], results)
 
 
 run = Training.launch

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 SUMMARY = "Trained few-shot hosts: by the protocol of their run, or on other data sets (cross-dataset, domain)."
 
-SHOWN = {"mistake_severity": "severity", "f1": "F1", "decided_f1": "decided F1", "backed_true": "backed off, true %"}
-"""Measures of the mistakes on screen; the page has all of them."""
-
 
 @dataclass
 class Args:
@@ -69,16 +66,11 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     elif config.data.taxonomy is not None:  # it has the classes of the training, if not those of other data sets
         taxonomy = class_taxonomy(config.data.taxonomy, *scored, sets[0].class_names)
     rows = training.score_all(config, episodes, run.path, taxonomy, frozen)
-    summary = results.summarise(config, sets[0], rows)
-    result = {"run": str(args.target), "protocol": protocol} | {
-        key: summary[key] for key in ("headline", "table", "differences", "scores", "notes")
-    }
-    _show(console, summary)
-    if args.out is not None:
-        tests = ", ".join(dict.fromkeys(row["test"] for row in summary["table"]))
-        page = results.scores_page(f"Evaluation: few-shot, {protocol}", f"{args.target} on {tests}", summary)
-        write_evaluation(args.out, result, page, console)
-    return result
+    tests = ", ".join(dict.fromkeys(row["test"] for row in rows))
+    made = results.result(config, sets[0], rows, f"Evaluation: few-shot, {protocol}", f"{args.target} on {tests}")
+    del made.values["data"]
+    made.values |= {"run": str(args.target), "protocol": protocol}
+    return write_evaluation(args.out, made, console)
 
 
 def _others(args: Args, config: Config) -> tuple[Path, ...]:
@@ -101,24 +93,3 @@ def _check_protocol(protocol: str, args: Args, config: Config, others: tuple[Pat
             f"{args.target} was trained for {config.data.protocol}; --protocol {protocol} needs a run of "
             f"leafward train lathadapter --protocol {protocol}"
         )
-
-
-def _show(console: Console, summary: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    from leafward.report import Estimate
-    from leafward.systems.lathadapter.report import mistakes
-
-    table = Table("method", "shots", "test", "accuracy, %")
-    for row in summary["table"]:
-        table.add_row(row["method"], str(row["shots"]), row["test"], str(Estimate(row["accuracy"], row["interval"])))
-    console.print(table)
-    found = mistakes(summary["scores"])
-    if found:
-        table = Table("method", "shots", "test", *SHOWN.values(), title="mistakes in the taxonomy")
-        for (method, shots, test), means in found.items():
-            cells = ("–" if means[name] is None else f"{means[name]:.3g}" for name in SHOWN)
-            table.add_row(method, str(shots), test, *cells)
-        console.print(table)
-    for note in summary["notes"]:
-        console.print(f"note: {note}", markup=False)

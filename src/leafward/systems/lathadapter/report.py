@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from leafward.config import to_dict
 from leafward.data.fewshot import FeatureSet, harmonic_mean
-from leafward.report import Estimate, Number, Page, legend, line_with_band, new_figure
+from leafward.report import Estimate, Result, legend, line_with_band, new_figure
 from leafward.report.figures import LIGHT, SERIES
-from leafward.stats.intervals import Interval, mean_interval, share_interval
+from leafward.stats.estimate import PERCENT
+from leafward.stats.intervals import over_seeds
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from leafward.systems.lathadapter.config import Config
 
 Row = dict[str, Any]
@@ -44,49 +46,58 @@ def with_harmonic_means(rows: Sequence[Row]) -> list[Row]:
     return [*rows, *means]
 
 
-def summarise(config: Config, data: FeatureSet, rows: Sequence[Row]) -> dict[str, Any]:
-    """The content of result.json: headline numbers, a table of means, paired differences, and every score."""
+def result(config: Config, data: FeatureSet, rows: Sequence[Row], title: str = "", subtitle: str = "") -> Result:
+    """Headline numbers, means over seeds, paired differences, and every score: of a training or an evaluation."""
     rows = with_harmonic_means(rows)
     by_key: dict[Key, dict[int, Row]] = {}
     for row in rows:
         by_key.setdefault((row["method"], row["shots"], row["test"]), {})[row["seed"]] = row
-    cells = {key: Estimate(*_accuracy(list(by_seed.values()))) for key, by_seed in by_key.items()}
-    table = [
-        {"method": method, "shots": shots, "test": test, "accuracy": cell.value, "interval": cell.interval}
-        for (method, shots, test), cell in cells.items()
-    ]
-    differences = []
+    cells = {key: _accuracy(list(by_seed.values())) for key, by_seed in by_key.items()}
+    gains = _gains(config, by_key)
+    counts = {"name": data.name, "images": len(data.images), "classes": len(data.texts)}
+    values = {
+        "protocol": config.data.protocol,
+        "data": counts,
+        "table": [
+            {"method": method, "shots": shots, "test": test, "accuracy": cell.value, "interval": cell.interval}
+            for (method, shots, test), cell in cells.items()
+        ],
+        "differences": [
+            {"host": host, "gain": gain, "shots": shots, "test": test, "difference": each.value}
+            | {"interval": each.interval}
+            for (host, gain, shots, test), each in gains.items()
+        ],
+        "scores": rows,
+    }
+    made = Result(
+        title or "Few-shot prompt learning with a latent hierarchy",
+        subtitle
+        or f"{data.name}: {counts['classes']} classes, {config.data.protocol}, "
+        f"{', '.join(map(str, config.data.shots))} shots, {config.arms.seeds} seed{'s' * (config.arms.seeds > 1)}",
+        _headline(config, cells),
+        notes=_notes(config, rows),
+        values=values,
+    )
+    _accuracies(made, cells)
+    _differences(made, gains)
+    _mistakes(made, rows)
+    return made
+
+
+def _gains(config: Config, by_key: dict[Key, dict[int, Row]]) -> dict[tuple[str, str, int, str], Estimate]:
+    """What the hierarchy adds, paired by seed: over its host alone, and over its Euclidean twin."""
+    found = {}
     for host in config.hosts:
-        ours = f"{host} + LatHAdapter"
         for other, meaning in ((host, "over the host alone"), (f"{host} + Euclidean twin", "over the Euclidean twin")):
             for (method, shots, test), scores in by_key.items():
                 against = by_key.get((other, shots, test))
-                if method != ours or against is None:
-                    continue
-                paired = [row["accuracy"] - against[seed]["accuracy"] for seed, row in scores.items()]
-                value, interval = mean_interval(paired)
-                differences.append(
-                    {
-                        "host": host,
-                        "gain": meaning,
-                        "shots": shots,
-                        "test": test,
-                        "difference": value,
-                        "interval": interval,
-                    }
-                )
-    return {
-        "headline": [number.to_json() for number in _headline(config, cells)],
-        "protocol": config.data.protocol,
-        "data": {"name": data.name, "images": len(data.images), "classes": len(data.texts)},
-        "table": table,
-        "differences": differences,
-        "scores": rows,
-        "notes": _notes(config, rows),
-    }
+                if method == f"{host} + LatHAdapter" and against is not None:
+                    paired = [row["accuracy"] - against[seed]["accuracy"] for seed, row in scores.items()]
+                    found[host, meaning, shots, test] = over_seeds(paired)
+    return found
 
 
-def _headline(config: Config, cells: dict[Key, Estimate]) -> list[Number]:
+def _headline(config: Config, cells: dict[Key, Estimate]) -> list[Estimate]:
     """The last number of shots; the harmonic mean where there is one, else every test."""
     shots = config.data.shots[-1]
     tests = list(dict.fromkeys(test for _, _, test in cells))
@@ -94,20 +105,11 @@ def _headline(config: Config, cells: dict[Key, Estimate]) -> list[Number]:
     for host in config.hosts or config.baselines:
         for test in [HM] if HM in tests else tests:
             label = f"{host} + LatHAdapter" if host in config.hosts else host
-            ours, twin = cells[label, shots, test], cells.get((f"{host} + Euclidean twin", shots, test))
             alone = cells[host, shots, test].value
-            numbers.append(
-                Number(
-                    f"{label}: {test}",
-                    ours.value,
-                    interval=ours.interval,
-                    twin=twin.value if twin else None,
-                    twin_interval=twin.interval if twin else None,
-                    unit="%",
-                    better="higher",
-                    note=f"{shots} shots; {host} alone {alone:.2f}" if label != host else f"{shots} shots",
-                )
-            )
+            note = f"{shots} shots; {host} alone {alone:.2f}" if label != host else f"{shots} shots"
+            twin = cells.get((f"{host} + Euclidean twin", shots, test))
+            found = cells[label, shots, test]
+            numbers.append(found.named(f"{label}: {test}", unit="%", better="higher", note=note, twin=twin))
     return numbers
 
 
@@ -131,57 +133,29 @@ def _notes(config: Config, rows: Sequence[Row]) -> list[str]:
     return notes
 
 
-def page(config: Config, data: FeatureSet, result: dict[str, Any], environment: dict[str, Any]) -> Page:
-    """The page of a run, not yet written."""
-    made = scores_page(
-        "Few-shot prompt learning with a latent hierarchy",
-        f"{data.name}: {len(data.texts)} classes, {config.data.protocol}, "
-        f"{', '.join(map(str, config.data.shots))} shots, {config.arms.seeds} seed{'s' * (config.arms.seeds > 1)}",
-        result,
-    )
-    made.section("How it was run")
-    made.command(shlex.join(environment["argv"]))
-    made.details("Configuration", to_dict(config))
-    made.environment(environment)
-    return made
-
-
-def scores_page(title: str, subtitle: str, result: dict[str, Any]) -> Page:
-    """A page with all that was scored, of a training or of an evaluation."""
-    made = Page(title, subtitle=subtitle)
-    for note in result["notes"]:
-        made.note(note)
-    made.headline([Number.from_json(number) for number in result["headline"]])
-    _accuracies(made, result["table"])
-    _differences(made, result["differences"])
-    _mistakes(made, result["scores"])
-    return made
-
-
-def _accuracies(made: Page, table: Sequence[Row]) -> None:
+def _accuracies(made: Result, cells: dict[Key, Estimate]) -> None:
     made.section("Accuracy")
-    tests = list(dict.fromkeys(row["test"] for row in table))
-    shots = list(dict.fromkeys(row["shots"] for row in table))
-    cells = {(row["method"], row["shots"], row["test"]): row for row in table}
-    methods = list(dict.fromkeys(row["method"] for row in table))
+    methods, shots, tests = (list(dict.fromkeys(column)) for column in zip(*cells, strict=True))
     for count in shots:
         made.table(
             ["method", *tests],
-            [[method, *(_estimate(cells[method, count, test]) for test in tests)] for method in methods],
+            [[method, *(cells[method, count, test] for test in tests)] for method in methods],
             f"Per cent, mean over seeds with its 95 % interval (one seed: over the test images); {count} shots",
+            terminal=True,
         )
-    if len(shots) < 2:
-        return
-    for test in tests:
-        figure, axes = new_figure(height=4.4)
-        for method, look in _looks(methods).items():
-            values = [cells[method, count, test]["accuracy"] for count in shots]
-            line_with_band(axes, shots, values, label=method, **look)
-        axes.set(xlabel="shots", ylabel="accuracy, %", xscale="log")
-        axes.set_xticks(shots, [str(count) for count in shots])
-        axes.set_xticks([], minor=True)
-        legend(axes, ncols=2, loc="upper center", bbox_to_anchor=(0.45, -0.18), handlelength=3)
-        made.figure(figure, f"Accuracy on {test} against the number of shots")
+    for test in tests if len(shots) > 1 else ():
+        made.figure(partial(_by_shots, cells, methods, shots, test), f"Accuracy on {test} against the number of shots")
+
+
+def _by_shots(cells: dict[Key, Estimate], methods: Sequence[str], shots: Sequence[int], test: str) -> Figure:
+    figure, axes = new_figure(height=4.4)
+    for method, look in _looks(methods).items():
+        line_with_band(axes, shots, [cells[method, count, test].value for count in shots], label=method, **look)
+    axes.set(xlabel="shots", ylabel="accuracy, %", xscale="log")
+    axes.set_xticks(shots, [str(count) for count in shots])
+    axes.set_xticks([], minor=True)
+    legend(axes, ncols=2, loc="upper center", bbox_to_anchor=(0.45, -0.18), handlelength=3)
+    return figure
 
 
 def _looks(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -199,24 +173,19 @@ def _looks(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
     return looks
 
 
-def _differences(made: Page, differences: Sequence[Row]) -> None:
-    if not differences:
+def _differences(made: Result, gains: dict[tuple[str, str, int, str], Estimate]) -> None:
+    if not gains:
         return
     made.section("What the hierarchy adds")
-    tests = list(dict.fromkeys(row["test"] for row in differences))
-    cells = {
-        (row["host"], row["gain"], row["shots"], row["test"]): Estimate(row["difference"], row["interval"])
-        for row in differences
-    }
-    rows = dict.fromkeys(key[:3] for key in cells)
+    tests = list(dict.fromkeys(key[3] for key in gains))
     made.table(
         ["host", "gain", "shots", *tests],
-        [[*row, *(cells.get((*row, test)) for test in tests)] for row in rows],
+        [[*row, *(gains.get((*row, test)) for test in tests)] for row in dict.fromkeys(key[:3] for key in gains)],
         "Points that LatHAdapter adds, paired by seed, with the 95 % interval of the mean",
     )
 
 
-def _mistakes(made: Page, scores: Sequence[Row]) -> None:
+def _mistakes(made: Result, scores: Sequence[Row]) -> None:
     found = mistakes(scores)
     if not found:
         return
@@ -231,7 +200,8 @@ def _mistakes(made: Page, scores: Sequence[Row]) -> None:
         made.table(
             ["method", *MISTAKES.values()],
             [[key[0], *means.values()] for key, means in found.items() if key[1:] == (shots, test)],
-            f"Test on {test}; {shots} shots",
+            f"Mistakes in the taxonomy, test on {test}; {shots} shots",
+            terminal=True,
         )
 
 
@@ -244,20 +214,12 @@ def mistakes(scores: Sequence[Row]) -> dict[Key, dict[str, float | None]]:
     return {key: {name: _average([each[name] for each in rows]) for name in MISTAKES} for key, rows in found.items()}
 
 
-def _estimate(row: Row) -> Estimate:
-    return Estimate(row["accuracy"], row["interval"])
-
-
 def _average(values: Sequence[float | None]) -> float | None:
     present = [value for value in values if value is not None and value == value]
     return sum(present) / len(present) if present else None
 
 
-def _accuracy(by_seed: Sequence[Row]) -> tuple[float, Interval | None]:
+def _accuracy(by_seed: Sequence[Row]) -> Estimate:
     """An accuracy in per cent with its interval over seeds; that of one seed over the test images."""
-    value, ends = mean_interval([row["accuracy"] for row in by_seed])
-    images = by_seed[0]["images"]
-    if len(by_seed) == 1 and images is not None:
-        low, high = share_interval(round(value / 100.0 * images), images)
-        return value, (100.0 * low, 100.0 * high)
-    return value, None if ends is None else (max(0.0, ends[0]), min(100.0, ends[1]))
+    samples = by_seed[0]["images"] or 0
+    return over_seeds([row["accuracy"] for row in by_seed], PERCENT, samples=samples, of="test images")

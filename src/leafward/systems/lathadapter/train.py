@@ -6,7 +6,7 @@ from typing import Any
 
 from leafward.data.taxonomy import class_taxonomy
 from leafward.engine import Cluster, Experiment, Member, RunDirectory
-from leafward.files import read_record
+from leafward.report import Result
 from leafward.systems.lathadapter import config as settings
 from leafward.systems.lathadapter import methods, report
 from leafward.systems.lathadapter.config import Config
@@ -57,12 +57,9 @@ class Training(Experiment[Cell]):
             "steps": found.step,
         }
 
-    def conclude(self, run: RunDirectory, members: list[Member[Cell]], results: list[dict[str, Any]]) -> dict[str, Any]:
+    def conclude(self, run: RunDirectory, members: list[Member[Cell]], results: list[dict[str, Any]]) -> Result:
         rows = methods.score_all(self.config, self.episodes, run.path, self.taxonomy, self.frozen)
-        return report.summarise(self.config, self.sets[0], rows)
-
-    def page(self, run: RunDirectory, members: list[Member[Cell]], result: dict[str, Any]) -> None:
-        report.page(self.config, self.sets[0], result, read_record(run.path / "env.json")).write(run.report)
+        return report.result(self.config, self.sets[0], rows)
 
 
 run = Training.launch

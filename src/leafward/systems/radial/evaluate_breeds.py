@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from leafward.encoders.encoder import Encoder
-    from leafward.report import Page
+    from leafward.report import Result
     from leafward.systems.radial.breeds import Breeds
 
 SUMMARY = "BREEDS: images, or names of classes, assigned to the nodes of every level of its ImageNet tree."
@@ -48,7 +48,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     from leafward.data.features import read_vectors
     from leafward.encoders.evaluation import one_source, open_target, shares, show
     from leafward.encoders.zeroshot import TEMPLATES, class_vectors, read_templates
-    from leafward.report import Number
+    from leafward.report import Estimate
     from leafward.systems.radial.breeds import read_breeds, score
 
     one_source(args.target, args.features)
@@ -62,12 +62,12 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         nodes = class_vectors(encoder, breeds.words, templates)
         queries, label = _queries(args, breeds, encoder, nodes)
         scores = score(breeds, queries, label, nodes, with_leaf=args.data is not None)
-    numbers = [Number("mean accuracy over the depths", scores["mean_accuracy"], better="higher")]
+    numbers = [Estimate(scores["mean_accuracy"], name="mean accuracy over the depths", better="higher")]
     numbers += shares({"consistent_paths": "paths that hang together"}, scores, scores["queries"])
     return show(console, "breeds", args, scores, numbers, lambda page: _draw(page, breeds, scores))
 
 
-def _draw(page: Page, breeds: Breeds, scores: dict[str, Any]) -> None:
+def _draw(page: Result, breeds: Breeds, scores: dict[str, Any]) -> None:
     """Accuracy against depth, beside what guessing among the nodes of that depth would give."""
     from leafward.report import legend, line_with_band, new_figure, points_with_bars
     from leafward.stats.intervals import share_interval

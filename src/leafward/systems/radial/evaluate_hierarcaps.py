@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor
 
-    from leafward.report import Number, Page
+    from leafward.report import Estimate, Result
     from leafward.systems.radial.hierarcaps import Candidates, Scores
 
 SUMMARY = "HierarCaps: precision and recall of caption paths by 50 radius thresholds, and τ_d of radius against level."
@@ -64,7 +64,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     return show(console, "hierarcaps", args, scores.to_dict(), _numbers(scores), lambda page: _draw(page, radii))
 
 
-def _draw(page: Page, radii: np.ndarray) -> None:
+def _draw(page: Result, radii: np.ndarray) -> None:
     """The radius against the level, over all chains: radii (chains, levels)."""
     import numpy as np
 
@@ -87,12 +87,12 @@ def _draw(page: Page, radii: np.ndarray) -> None:
 NAMES = {"tau": "τ_d: radius against level", "precision": "path precision", "recall": "path recall"}
 
 
-def _numbers(scores: Scores) -> list[Number]:
-    from leafward.report import Number
+def _numbers(scores: Scores) -> list[Estimate]:
+    from leafward.report import Estimate
 
     found = scores.to_dict()
     return [
-        Number(label, found[name], interval=scores.intervals.get(name), better="higher")
+        Estimate(found[name], scores.intervals.get(name), label, better="higher")
         for name, label in NAMES.items()
         if found[name] is not None
     ]

@@ -11,7 +11,7 @@ import tyro
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from leafward.report import Number
+    from leafward.report import Estimate
 
 SUMMARY = "HyperLex: Spearman's ρ of the angle about the root against people's ratings; all, nouns, verbs, splits."
 
@@ -58,15 +58,15 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     return show(console, "hyperlex", args, scores, _numbers(scores))
 
 
-def _numbers(scores: dict[str, dict[str, float]]) -> list[Number]:
-    from leafward.report import Number
+def _numbers(scores: dict[str, dict[str, float]]) -> list[Estimate]:
+    from leafward.report import Estimate
     from leafward.stats.intervals import rank_correlation_interval
 
     return [
-        Number(
-            f"Spearman's ρ, {part.replace('_', ' ')}",
+        Estimate(
             found["angle"],
-            interval=rank_correlation_interval(found["angle"], int(found["pairs"])),
+            rank_correlation_interval(found["angle"], int(found["pairs"])),
+            f"Spearman's ρ, {part.replace('_', ' ')}",
             better="higher",
             note=f"by angle; by cosine, which knows no direction, {found['cosine']:.3f}; {found['pairs']:,} pairs",
         )

@@ -114,12 +114,8 @@ def chain_radii(candidates: Candidates, text: Tensor, root: Tensor) -> Tensor:
 
 def _scores(chains: int, images: int, found: dict[str, list[float]]) -> Scores:
     """Means over what was found for each chain or image, with their intervals."""
-    means = {name: mean_interval(values) for name, values in found.items()}
-    intervals = {
-        name: (max(interval[0], LEAST[name]), min(interval[1], MOST[name]))
-        for name, (_, interval) in means.items()
-        if interval is not None
-    }
+    means = {name: mean_interval(values, LEAST[name], MOST[name]) for name, values in found.items()}
+    intervals = {name: interval for name, (_, interval) in means.items() if interval is not None}
     return Scores(chains, images=images, intervals=intervals, **{name: mean for name, (mean, _) in means.items()})
 
 

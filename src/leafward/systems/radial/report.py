@@ -1,25 +1,19 @@
-"""What a radial run found: means over seeds with intervals and twin, and the page with every score before and after."""
+"""What a radial run found: means over seeds with intervals and twin, every score before and after, and the training."""
 
 from __future__ import annotations
 
-import math
-import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leafward.config import to_dict
-from leafward.report import Estimate, Number, Page, legend, line_with_band, new_figure
-from leafward.stats.intervals import Interval, mean_interval
+from leafward.report import Estimate, Result
+from leafward.stats.estimate import ANY, SHARE, Direction
+from leafward.stats.intervals import over_seeds
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from leafward.systems.radial.config import Config
 
-
 Record = Mapping[str, Any]
-SHOWN = {
+SHOWN: dict[str, tuple[str, Direction]] = {
     "tau": ("τ_d: radius against level", "higher"),
     "precision": ("path precision", "higher"),
     "recall": ("path recall", "higher"),
@@ -31,136 +25,100 @@ SHOWN = {
 KEPT = ("name", "geometry", "seed", "before", "after", "steps")
 """What result.json holds of each model."""
 ONE_SEED = "One seed: intervals are over the test's items, not over seeds."
+PARTS = ("pull", "contrast", "hardest")
 
 
-def summarise(geometry: str, results: Sequence[Record]) -> dict[str, Any]:
-    """What result.json holds: means over seeds of the models in `geometry`, with those of the twin beside them."""
-    ours = [each for each in results if each["geometry"] == geometry]
-    twins = [each for each in results if each["geometry"] != geometry]
-    after, intervals = _means(ours)
-    found = {
-        "headline": [number.to_json() for number in _headline(geometry, ours, twins)],
-        "before": _means(ours, "before")[0],
-        "after": after,
-        "intervals": intervals,
-        **{name: ours[0][name] for name in ("captions", "parameters", "validation", "steps")},
+def result(config: Config, results: Sequence[Record], curves: Mapping[str, Sequence[Record]]) -> Result:
+    """Means over seeds of the models in the geometry of `config`, with those of the twin beside them."""
+    objective = config.objective
+    geometry = objective.geometry
+    ours, twins = ([each for each in results if (each["geometry"] == geometry) == own] for own in (True, False))
+    after, before, twin = _means(ours), _means(ours, "before"), _means(twins) if twins else {}
+    first = ours[0]
+    values = {
+        "before": {name: each.value for name, each in before.items()},
+        "after": {name: each.value for name, each in after.items()},
+        "intervals": {name: each.interval for name, each in after.items() if each.interval},
+        **{name: first[name] for name in ("captions", "parameters", "validation", "steps")},
         "members": [{name: each[name] for name in KEPT} for each in results],
-        "notes": [] if len(ours) > 1 else [ONE_SEED],
     }
-    return found | ({"twin": _means(twins)[0]} if twins else {})
+    values |= {"twin": {name: each.value for name, each in twin.items()}} if twins else {}
+    made = Result(
+        "Radial Embedding",
+        f"{config.model}: {objective.loss} loss, {geometry} angles, {config.train} text side, "
+        f"{first['captions']['learned']} captions, {first['steps']} steps",
+        _headline(geometry, ours, twins),
+        notes=[] if len(ours) > 1 else [ONE_SEED],
+        values=values,
+    )
+    made.section("Before and after")
+    if "validation_tau" in after:
+        made.text(f"{first['captions']['validation']} captions were kept from training, and scored as well.")
+    if not after:
+        made.note("Nothing was scored: --test, --hyperlex or --validation say on what, before and after.")
+    made.table(
+        ["", "before", "after", "difference", *(["twin"] if twins else [])],
+        [
+            [name, before[name].value, each, each.number - before[name].number, *([twin[name].value] if twins else [])]
+            for name, each in after.items()
+        ],
+        "All scores; angles and radii are taken about the root"
+        + ("; the twin learned in the other geometry, with equal parameters and data" if twins else ""),
+    )
+    if len(results) > 1:
+        made.section("Models")
+        rows = [[each["name"], each["steps"], *(each["after"][name] for name in after)] for each in results]
+        made.table(["model", "steps", *after], rows, "Scores of each model after its training")
+    _course(made, next(iter(curves.values())))
+    return made
 
 
-def _means(members: Sequence[Record], when: str = "after") -> tuple[dict[str, float], dict[str, Interval]]:
-    """Every score before or after the training and its interval: over seeds, of one seed over the items of the test."""
+def _means(members: Sequence[Record], when: str = "after") -> dict[str, Estimate]:
+    """Every score before or after the training: over seeds, of one seed with its interval over the test's items."""
+    names = members[0][when]
     if len(members) == 1:
-        return members[0][when], members[0]["intervals"]
-    found = {name: mean_interval([each[when][name] for each in members], *_range(name)) for name in members[0][when]}
-    intervals = {name: interval for name, (_, interval) in found.items() if interval is not None}
-    return {name: value for name, (value, _) in found.items()}, intervals
+        intervals = members[0]["intervals"] if when == "after" else {}
+        return {name: Estimate.of(value, intervals.get(name)) for name, value in names.items()}
+    return {name: over_seeds([each[when][name] for each in members], _range(name)) for name in names}
 
 
 def _range(name: str) -> tuple[float, float]:
     """Between which numbers a score always lies."""
     if name in ("precision", "recall") or name.startswith("retrieval"):
-        return 0.0, 1.0
-    return (-1.0, 1.0) if name in ("tau", "validation_tau") or name.startswith("hyperlex") else (-math.inf, math.inf)
+        return SHARE
+    return (-1.0, 1.0) if name in ("tau", "validation_tau") or name.startswith("hyperlex") else ANY
 
 
-def _headline(geometry: str, ours: Sequence[Record], twins: Sequence[Record]) -> list[Number]:
+def _headline(geometry: str, ours: Sequence[Record], twins: Sequence[Record]) -> list[Estimate]:
     """The numbers that matter, with what they were before, and over several seeds their differences to the twin's."""
-    (after, intervals), (twin, twin_intervals) = _means(ours), _means(twins) if twins else ({}, {})
-    before = _means(ours, "before")[0]
-    over = f"{len(ours)} seeds" if len(ours) > 1 else "the test's items"
+    after, before, twin = _means(ours), _means(ours, "before"), _means(twins) if twins else {}
+    over = "" if len(ours) > 1 else "; interval over the test's items"
+    name_of_twin = "hyperbolic twin" if geometry == "euclidean" else "Euclidean twin"
     numbers = [
-        Number(
+        after[name].named(
             label,
-            after[name],
-            intervals.get(name),
-            twin.get(name),
-            twin_intervals.get(name),
             better=better,
-            note=f"before: {before[name]:.3f}; interval over {over}",
-            twin_name="hyperbolic twin" if geometry == "euclidean" else "Euclidean twin",
+            note=f"before: {before[name].number:.3f}{over}",
+            twin=twin.get(name),
+            twin_name=name_of_twin,
         )
         for name, (label, better) in SHOWN.items()
         if name in after
     ]
-    return [*numbers, *(_differences(geometry, ours, twins) if len(twins) > 1 else [])]
+    if len(twins) > 1:
+        pairs = list(zip(*((ours, twins) if geometry == "lorentz" else (twins, ours)), strict=True))
+        for name, (label, better) in SHOWN.items():
+            if name in after:
+                found = over_seeds([curved["after"][name] - flat["after"][name] for curved, flat in pairs])
+                note = "paired, lorentz − euclidean"
+                numbers.append(found.named(f"difference in {label}", better=better, note=note))
+    return numbers
 
 
-def _differences(geometry: str, ours: Sequence[Record], twins: Sequence[Record]) -> list[Number]:
-    """Lorentz − Euclidean of every headline score, paired by seed."""
-    pairs = list(zip(*((ours, twins) if geometry == "lorentz" else (twins, ours)), strict=True))
-    note = f"paired, lorentz − euclidean, over {len(pairs)} seeds"
-    return [
-        Number(
-            f"difference in {label}",
-            *mean_interval([curved["after"][name] - flat["after"][name] for curved, flat in pairs]),
-            better=better,
-            note=note,
-        )
-        for name, (label, better) in SHOWN.items()
-        if name in ours[0]["after"]
-    ]
-
-
-def write(
-    config: Config, result: dict[str, Any], environment: dict[str, Any], records: list[dict[str, Any]], out: Path
-) -> None:
-    """Write report.html in the run directory `out`; `records`: the metrics of the training."""
-    objective = config.objective
-    page = Page(
-        "Radial Embedding",
-        subtitle=f"{config.model}: {objective.loss} loss, {objective.geometry} angles, {config.train} text side, "
-        f"{result['captions']['learned']} captions, {result['steps']} steps",
-    )
-    for note in result["notes"]:
-        page.note(note)
-    page.headline([Number.from_json(number) for number in result["headline"]])
-    page.section("Before and after")
-    if "validation_tau" in result["after"]:
-        page.text(f"{result['captions']['validation']} captions were kept from training, and scored as well.")
-    twin = result.get("twin")
-    if not result["after"]:
-        page.note("Nothing was scored: --test, --hyperlex or --validation say on what, before and after.")
-    page.table(
-        ["", "before", "after", "difference", *(["twin"] if twin else [])],
-        [
-            [
-                name,
-                before,
-                Estimate(value, result["intervals"].get(name)),
-                value - before,
-                *([twin[name]] if twin else []),
-            ]
-            for (name, value), before in zip(result["after"].items(), result["before"].values(), strict=True)
-        ],
-        "All scores; angles and radii are taken about the root"
-        + ("; the twin learned in the other geometry, with equal parameters and data" if twin else ""),
-    )
-    if len(result["members"]) > 1:
-        page.section("Models")
-        names = list(result["after"])
-        rows = [[each["name"], each["steps"], *(each["after"][name] for name in names)] for each in result["members"]]
-        page.table(["model", "steps", *names], rows, "Scores of each model after its training")
-    figure = _course(records)
-    if figure is not None:
-        page.section("Training")
-        page.figure(figure, "Parts of the loss, means between log lines, before they are weighted")
-    page.section("How it was run")
-    page.command(shlex.join(environment["argv"]))
-    page.details("Configuration", to_dict(config))
-    page.environment(environment)
-    page.write(out / "report.html")
-
-
-def _course(records: list[dict[str, Any]]) -> Figure | None:
-    rows = [record for record in records if "train/pull" in record]
-    if len(rows) < 2:
-        return None
-    figure, axes = new_figure()
-    for name in ("pull", "contrast", "hardest"):
-        line_with_band(axes, [row["step"] for row in rows], [row[f"train/{name}"] for row in rows], label=name)
-    axes.set(xlabel="step", ylabel="radians (pull: half of one minus the cosine)")
-    legend(axes)
-    return figure
+def _course(made: Result, records: Sequence[Record]) -> None:
+    rows = [record for record in records if f"train/{PARTS[0]}" in record]
+    if len(rows) > 1:
+        made.section("Training")
+        lines = {name: [{"step": row["step"], "train/part": row[f"train/{name}"]} for row in rows] for name in PARTS}
+        caption = "Parts of the loss, means between log lines, before they are weighted"
+        made.curves(lines, {"train/part": caption}, ylabel="radians (pull: half of one minus the cosine)")

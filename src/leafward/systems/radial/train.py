@@ -22,8 +22,8 @@ from leafward.engine.devices import type_of
 from leafward.engine.experiment import curves
 from leafward.engine.layout import EARLIER_TWIN
 from leafward.errors import DataError
-from leafward.files import read_record
 from leafward.hierarchy import metrics
+from leafward.report import Result
 from leafward.stats.intervals import Interval, mean_interval
 from leafward.systems.radial import config as settings
 from leafward.systems.radial import report
@@ -49,14 +49,8 @@ class Training(Experiment[Config]):
     def train(self, member: Member[Config], run: RunDirectory, cluster: Cluster) -> dict[str, Any]:
         return train(member, run, cluster)
 
-    def conclude(
-        self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]
-    ) -> dict[str, Any]:
-        return report.summarise(self.config.objective.geometry, results)
-
-    def page(self, run: RunDirectory, members: list[Member[Config]], result: dict[str, Any]) -> None:
-        environment = read_record(run.path / "env.json")
-        report.write(self.config, result, environment, curves(members)[members[0].name], run.path)
+    def conclude(self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]) -> Result:
+        return report.result(self.config, results, curves(members))
 
 
 run = Training.launch

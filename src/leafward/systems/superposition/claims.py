@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from leafward.stats.intervals import mean_interval, share_interval
+from leafward.stats.estimate import Estimate, Interval, sound
+from leafward.stats.intervals import over_samples, over_seeds
+from leafward.stats.verdict import FAILS, HOLDS, SCALE, UNDECIDED, UNTESTED, Tolerance, Verdict, judge
 
 Row = dict[str, Any]
 Cell = dict[str, Any]
@@ -17,7 +19,7 @@ Cell = dict[str, Any]
 STRONG, WEAK = -0.5, 0.5  # γ at and beyond which the paper finds every row, or about m rows, represented
 LEAST_AMBIGUOUS = 9  # weak cases that the paper shows
 SEEDS = 3  # from which on an interval is over seeds
-HOLDS, FAILS, UNDECIDED, UNTESTED = "holds", "does not hold", "undecided: the interval is too wide", "not tested here"
+NO_SEEDS = "without an interval over seeds (--seeds 3 gives one)"
 
 
 @dataclass(frozen=True)
@@ -29,17 +31,8 @@ class Claim:
     value: float | None
     interval: tuple[float, float] | None
     interval_method: str
-    verdict: str
+    verdict: Verdict
     note: str
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over cells with its 95 % interval."""
-
-    value: float
-    interval: tuple[float, float] | None
-    method: str
 
 
 def signed(value: float) -> str:
@@ -93,7 +86,7 @@ def is_strong(cell: Cell) -> bool:
 def headline(claims: Iterable[Claim]) -> list[dict[str, Any]]:
     """The claims that were tested, as headline numbers."""
     return [
-        {"name": claim.name, "value": claim.value, "interval": claim.interval, "note": claim.verdict}
+        Estimate(claim.value, sound(claim.interval), claim.name, note=claim.verdict).to_json()
         for claim in claims
         if claim.verdict != UNTESTED
     ]
@@ -216,7 +209,7 @@ def _share(
     badness: Callable[[Row], float],
     words: Callable[[Row], str],
 ) -> Claim:
-    """The share of models for which it is so, with Wilson's interval; the claim holds if it is so for every one.
+    """The share of models for which it is so; the claim holds if it is so for every one.
 
     The note tells, in `words`, of the model with the greatest `badness`.
     """
@@ -226,9 +219,9 @@ def _share(
     holding = sum(holds for _, holds in pairs)
     where = f"m = {worst['width']}, γ = {signed(worst['decay'])}, {worst['law']}"
     note = f"{holding} of {len(pairs)} models; the least favourable ({where}): {words(worst)}"
-    verdict = HOLDS if holding == len(pairs) else FAILS
-    method = "Wilson, the models as a sample"
-    return Claim(name, claim, holding / len(pairs), share_interval(holding, len(pairs)), method, verdict, note)
+    # every model of the grid was looked at: a count, not a sample
+    verdict = judge(Estimate(holding / len(pairs)), Tolerance(low=1.0), exact=True)
+    return Claim(name, claim, holding / len(pairs), None, "", verdict, note)
 
 
 def _near(
@@ -248,14 +241,15 @@ def _near(
     if estimate is None:
         return _untested(name, claim)
     values = [cell["exponent"] - target(cell) for cell in cells if cell["exponent"] is not None]
-    distance = float(np.mean([abs(value - centre) for value in values]))
-    verdict = HOLDS if distance <= within else FAILS
-    if verdict == FAILS and len(values) == 1 and estimate.interval is not None:
-        low, high = estimate.interval
-        verdict = UNDECIDED if low <= centre + within and high >= centre - within else FAILS
+    distances = seed_means(cells, lambda cell, exponent: abs(exponent - target(cell) - centre))
+    distance = over_seeds(list(distances.values()), (0.0, math.inf)) if len(distances) > 1 else Estimate(None)
+    if distance.value is None:
+        distance = Estimate(float(np.mean([abs(value - centre) for value in values])))
     count = f"{len(values)} value" + "s" * (len(values) > 1)
-    note = f"{count}, from {signed(min(values))} to {signed(max(values))}; mean distance {distance:.2g}"
-    return Claim(name, claim, estimate.value, estimate.interval, estimate.method, verdict, note)
+    words = f"{distance} over {distance.over}" if distance.interval else f"{distance.number:.2g}, {NO_SEEDS}"
+    note = f"{count}, from {signed(min(values))} to {signed(max(values))}; mean distance {words}"
+    verdict = judge(distance, Tolerance(high=within))
+    return Claim(name, claim, estimate.value, estimate.interval, method_of(estimate), verdict, note)
 
 
 def _steep(strong: Sequence[Cell]) -> Claim:
@@ -269,12 +263,12 @@ def _steep(strong: Sequence[Cell]) -> Claim:
         centre=0.0,
         within=0.35,
     )
-    flat = mean_exponent([cell for cell in strong if cell["alpha"] is not None and cell["alpha"] <= 1])
-    high = mean_exponent(steep)
+    flat_cells = [cell for cell in strong if cell["alpha"] is not None and cell["alpha"] <= 1]
+    flat, high = mean_exponent(flat_cells), mean_exponent(steep)
     if flat is None or high is None:
         return near
-    verdict = near.verdict if high.value > flat.value else FAILS
-    note = f"{near.note}; mean exponent {signed(high.value)} against {signed(flat.value)} for α ≤ 1"
+    verdict = worst(near.verdict, judge(over_seeds(_gaps(steep, flat_cells) or [None]), Tolerance(low=0.0)))
+    note = f"{near.note}; mean exponent {signed(high.number)} against {signed(flat.number)} for α ≤ 1"
     return Claim(near.name, near.claim, near.value, near.interval, near.interval_method, verdict, note)
 
 
@@ -282,7 +276,7 @@ def _order(cells: Sequence[Cell]) -> Claim:
     """Strong exponents against weak ones, law by law."""
     name = "strong − weak exponent"
     claim = "under every law strong models (γ ≤ −0.556) gain more from width than weak ones (γ > 0)"
-    pairs = []
+    pairs, gaps = [], []
     for law in dict.fromkeys(cell["law"] for cell in cells):
         sides = (
             [cell for cell in cells if cell["law"] == law and is_strong(cell)],
@@ -290,15 +284,39 @@ def _order(cells: Sequence[Cell]) -> Claim:
         )
         means = [mean_exponent(side) for side in sides]
         if means[0] is not None and means[1] is not None:
-            pairs.append((law, means[0].value - means[1].value))
+            pairs.append((law, means[0].number - means[1].number))
+            gaps.append(_gaps(*sides))
     if not pairs:
         return _untested(name, claim)
-    differences = [difference for _, difference in pairs]
     least = min(pairs, key=lambda pair: pair[1])
-    estimate = _student(differences, f"{len(pairs)} laws")
-    verdict = HOLDS if least[1] > 0 else FAILS
-    note = f"least under {least[0]}: {signed(least[1])}"
-    return Claim(name, claim, estimate.value, estimate.interval, estimate.method, verdict, note)
+    estimate = over_samples([difference for _, difference in pairs], of="laws")
+    # the least over the laws, seed by seed
+    verdict = judge(over_seeds([min(each) for each in zip(*gaps, strict=False)] or [least[1]]), Tolerance(low=0.0))
+    seeds = "" if len(gaps[0]) > 1 else f", {NO_SEEDS}"
+    note = f"least under {least[0]}: {signed(least[1])}{seeds}"
+    return Claim(name, claim, estimate.value, estimate.interval, method_of(estimate), verdict, note)
+
+
+def worst(first: Verdict, second: Verdict) -> Verdict:
+    """The verdict on two statements that must both hold."""
+    order: tuple[Verdict, ...] = (FAILS, UNTESTED, SCALE, UNDECIDED, HOLDS)
+    return first if order.index(first) <= order.index(second) else second
+
+
+def seed_means(cells: Sequence[Cell], value: Callable[[Cell, float], float]) -> dict[int, float]:
+    """The mean over cells of `value` of a cell and its exponent, seed by seed; seeds that lack a cell are left out."""
+    fitted = [cell for cell in cells if cell["exponent"] is not None]
+    by_seed: dict[int, list[float]] = {}
+    for cell in fitted:
+        for each in cell["per_seed"]:
+            by_seed.setdefault(each["seed"], []).append(value(cell, each["exponent"]))
+    return {seed: float(np.mean(found)) for seed, found in by_seed.items() if len(found) == len(fitted)}
+
+
+def _gaps(first: Sequence[Cell], second: Sequence[Cell]) -> list[float]:
+    """Mean exponent of the first cells less that of the second, seed by seed."""
+    one, other = (seed_means(cells, lambda _, exponent: exponent) for cells in (first, second))
+    return [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
 
 
 def mean_exponent(cells: Sequence[Cell], target: Callable[[Cell], float] = lambda cell: 0.0) -> Estimate | None:
@@ -310,24 +328,24 @@ def mean_exponent(cells: Sequence[Cell], target: Callable[[Cell], float] = lambd
     fitted = [cell for cell in cells if cell["exponent"] is not None]
     if not fitted:
         return None
-    by_seed: dict[int, list[float]] = {}
-    for cell in fitted:
-        for each in cell["per_seed"]:
-            by_seed.setdefault(each["seed"], []).append(each["exponent"] - target(cell))
-    whole = [values for values in by_seed.values() if len(values) == len(fitted)]
+    whole = list(seed_means(fitted, lambda cell, exponent: exponent - target(cell)).values())
     if len(whole) >= SEEDS:
-        return _student([float(np.mean(values)) for values in whole], f"{len(whole)} seeds")
+        return over_seeds(whole)
     if len(fitted) > 1:
-        return _student([cell["exponent"] - target(cell) for cell in fitted], f"{len(fitted)} cells")
+        return over_samples([cell["exponent"] - target(cell) for cell in fitted], of="cells")
     (cell,) = fitted
     low, high = cell["interval"]
     shift = target(cell)
-    return Estimate(cell["exponent"] - shift, (low - shift, high - shift), cell["interval_method"])
+    ends = None if low is None or high is None else Interval(low - shift, high - shift, method=cell["interval_method"])
+    return Estimate.of(cell["exponent"] - shift, ends)
 
 
-def _student(values: Sequence[float], unit: str) -> Estimate:
-    mean, interval = mean_interval(values)
-    return Estimate(mean, interval, "" if interval is None else f"Student t over {unit}")
+def method_of(found: Estimate) -> str:
+    """How the interval came about, in words."""
+    if found.interval is None:
+        return ""
+    words = str(found.over)
+    return f"{found.interval.method} over {words}" if words else found.interval.method
 
 
 def _untested(name: str, claim: str) -> Claim:

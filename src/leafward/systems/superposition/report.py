@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leafward.config import to_dict
-from leafward.report import Estimate, Number, Page, save_svg
+from leafward.report import Estimate, Result, save_svg
 from leafward.systems.superposition.analysis import reference_law
 from leafward.systems.superposition.claims import signed
-from leafward.systems.superposition.figures import STRONG_SHOWN, WEAK_SHOWN, Drawn, draw, law_words, nearest
+from leafward.systems.superposition.figures import STRONG_SHOWN, WEAK_SHOWN, draw, law_words, nearest
 
 if TYPE_CHECKING:
     from leafward.systems.superposition.config import Config
@@ -20,64 +18,55 @@ Row = dict[str, Any]
 MOST_ROWS = 40  # of the table of ranges; beyond it only the γ of the figures are listed
 
 
-def write(config: Config, result: dict[str, Any], environment: dict[str, Any], out: Path) -> None:
-    """Write figures/*.svg and report.html in the run directory `out`."""
-    names = result["models"]
-    rows = [dict(zip(names, values, strict=True)) for values in zip(*names.values(), strict=True)]
-    drawn = draw(rows, result, config.features)
-    for old in (out / "figures").glob("*.svg"):  # of a run that was replaced
-        old.unlink()
-    for each in drawn:
-        save_svg(each.figure, out / "figures" / f"{each.name}.svg", alt=each.caption)
-    page(config, result, rows, drawn, environment).write(out / "report.html")
-
-
-def page(
-    config: Config,
-    result: dict[str, Any],
-    rows: Sequence[Row],
-    drawn: Sequence[Drawn],
-    environment: dict[str, Any],
-) -> Page:
-    """The page, not yet written."""
-    made = Page(
-        "Superposition and scaling",
-        subtitle=f"{len(rows)} toy models: n = {config.features}, {len(config.widths)} widths, "
+def result(config: Config, found: dict[str, Any]) -> Result:
+    """What the run found, without its figures; `found`: as `analysis.analyse` gives it."""
+    rows = models(found)
+    subtitle = (
+        f"{len(rows)} toy models: n = {config.features}, {len(config.widths)} widths, "
         f"{len({row['decay'] for row in rows})} decays, {len({row['law'] for row in rows})} frequency laws, "
-        f"{config.arms.seeds} seed{'s' * (config.arms.seeds > 1)}, {config.loop.steps} steps",
+        f"{config.arms.seeds} seed{'s' * (config.arms.seeds > 1)}, {config.loop.steps} steps"
     )
-    for note in result["notes"]:
-        made.note(note)
-    made.headline([Number.from_json(number) for number in result["headline"]])
+    made = Result.of(found, "Superposition and scaling", subtitle)
     made.section("Claims of the paper")
     made.table(
         ["claim", "here", "verdict", "more"],
         [
-            [claim["claim"], Estimate(claim["value"], claim["interval"]), claim["verdict"], claim["note"]]
-            for claim in result["claims"]
+            [each["claim"], Estimate.of(each["value"], each["interval"]), each["verdict"], each["note"]]
+            for each in found["claims"]
         ],
         "“Superposition Yields Robust Neural Scaling” (arXiv 2505.10465), tested on this run",
     )
     made.section("Figures")
-    for each in drawn:
-        made.figure(each.figure, each.caption)
     made.section("Exponents")
-    _exponents(made, result["fits"])
-    _ranges(made, result["fits"])
-    if result["joint"]:
-        _joint(made, result["joint"])
+    _exponents(made, found["fits"])
+    _ranges(made, found["fits"])
+    if found["joint"]:
+        _joint(made, found["joint"])
     made.section("Geometry")
     _geometry(made, rows)
-    made.section("How it was run")
-    made.command(shlex.join(environment["argv"]))
-    made.details("Configuration", to_dict(config))
-    made.environment(environment)
     return made
 
 
-def _exponents(made: Page, fits: Sequence[dict[str, Any]]) -> None:
+def models(found: dict[str, Any]) -> list[Row]:
+    """A row for each trained model."""
+    names = found["models"]
+    return [dict(zip(names, values, strict=True)) for values in zip(*names.values(), strict=True)]
+
+
+def add_figures(made: Result, features: int, folder: Path) -> None:
+    """Draw what this run has data for, as figures of the page and as SVG files in `folder`."""
+    drawn = draw(models(made.values), made.values, features)
+    for old in folder.glob("*.svg"):  # of a run that was replaced
+        old.unlink()
+    made.go_on("Figures")
+    for each in drawn:
+        save_svg(each.figure, folder / f"{each.name}.svg", alt=each.caption)
+        made.figure(each.figure, each.caption)
+
+
+def _exponents(made: Result, fits: Sequence[dict[str, Any]]) -> None:
     decays = sorted({fit["decay"] for fit in fits})
-    found = {(fit["law"], fit["decay"]): Estimate(fit["exponent"], fit["interval"]) for fit in fits}
+    found = {(fit["law"], fit["decay"]): Estimate.of(fit["exponent"], fit["interval"]) for fit in fits}
     laws = list(dict.fromkeys(fit["law"] for fit in fits))
     methods = {fit["interval_method"] for fit in fits} - {None}
     made.table(
@@ -87,7 +76,7 @@ def _exponents(made: Page, fits: Sequence[dict[str, Any]]) -> None:
     )
 
 
-def _ranges(made: Page, fits: Sequence[dict[str, Any]]) -> None:
+def _ranges(made: Result, fits: Sequence[dict[str, Any]]) -> None:
     shown = [fit for fit in fits if fit["automatic"] is not None]
     if not shown:
         return
@@ -95,53 +84,45 @@ def _ranges(made: Page, fits: Sequence[dict[str, Any]]) -> None:
     if len(shown) > MOST_ROWS:
         decays = {nearest(decays, STRONG_SHOWN), nearest(decays, WEAK_SHOWN)}
     shown = [fit for fit in shown if fit["decay"] in decays]
-    by_hand = any(fit["by_hand"] for fit in shown)
     rows = []
     for fit in shown:
         chosen, hand, without = fit["automatic"], fit["by_hand"], fit["leave_largest_out"]
         rows.append(
-            [
-                law_words(fit["law"]),
-                round(fit["decay"], 3),
-                fit["exponent"],
-                fit["r_squared"],
-                Estimate(chosen["exponent"], chosen["interval"]),
-                f"m ≥ {chosen['low']:g}",
-                chosen["straight"],
-                *([Estimate(hand["exponent"], hand["interval"]), f"m ≥ {hand['low']:g}"] if by_hand else []),
-                without["exponent"],
-                f"{without['log_error']:.0%}",
-                min(fit["alternatives"]["delta_aicc"], key=lambda name: fit["alternatives"]["delta_aicc"][name]),
-            ]
+            {
+                "law": law_words(fit["law"]),
+                "γ": round(fit["decay"], 3),
+                "all widths": fit["exponent"],
+                "R²": fit["r_squared"],
+                "automatic range": Estimate.of(chosen["exponent"], chosen["interval"]),
+                "its widths": f"m ≥ {chosen['low']:g}",
+                "straight": chosen["straight"],
+                **(_of_the_paper(hand) if hand else {}),
+                "without the largest": without["exponent"],
+                "error there": f"{without['log_error']:.0%}",
+                "best law (AICc)": min(fit["alternatives"]["delta_aicc"], key=fit["alternatives"]["delta_aicc"].get),
+            }
         )
     made.table(
-        [
-            "law",
-            "γ",
-            "all widths",
-            "R²",
-            "automatic range",
-            "its widths",
-            "straight",
-            *(["range of the paper", "its widths"] if by_hand else []),
-            "without the largest",
-            "error there",
-            "best law (AICc)",
-        ],
-        rows,
+        list(rows[0]),
+        [list(row.values()) for row in rows],
         "The same exponents over other ranges, how well the largest width is predicted from the others, and which of "
         "power, exponential and logarithmic law fits best",
     )
 
 
-def _joint(made: Page, fits: Sequence[dict[str, Any]]) -> None:
+def _of_the_paper(hand: dict[str, Any]) -> dict[str, Any]:
+    found = Estimate.of(hand["exponent"], hand["interval"])
+    return {"range of the paper": found, "the paper's widths": f"m ≥ {hand['low']:g}"}
+
+
+def _joint(made: Result, fits: Sequence[dict[str, Any]]) -> None:
     names = next((list(fit["exponents"]) for fit in fits if "exponents" in fit), [])
     rows = []
     for fit in fits:
         if "error" in fit:
             cells, remark = [None] * len(names), fit["error"]
         else:
-            cells = [Estimate(fit["exponents"][name], fit["intervals"][name]) for name in names]
+            cells = [Estimate.of(fit["exponents"][name], fit["intervals"][name]) for name in names]
             remark = f"rms error {fit['rms_log_error']:.1%}"
             if fit["undetermined"]:
                 remark += f"; these data do not settle the exponent of {', '.join(fit['undetermined'])}"
@@ -149,7 +130,7 @@ def _joint(made: Page, fits: Sequence[dict[str, Any]]) -> None:
     made.table(["law", "γ", *names, ""], rows, "Exponents of the joint law, a sum of one power of each axis")
 
 
-def _geometry(made: Page, rows: Sequence[Row]) -> None:
+def _geometry(made: Result, rows: Sequence[Row]) -> None:
     law = reference_law(rows)
     rows = [row for row in rows if row["law"] == law]
     widths = sorted({row["width"] for row in rows})

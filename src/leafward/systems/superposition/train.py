@@ -6,8 +6,9 @@ import os
 from typing import Any
 
 from leafward.engine import Cluster, Experiment, Member, RunDirectory
+from leafward.engine.run import FIGURES
 from leafward.errors import UsageError
-from leafward.files import read_record
+from leafward.report import Result
 from leafward.systems.superposition import analysis, packs, report
 from leafward.systems.superposition import config as settings
 from leafward.systems.superposition.config import Config
@@ -44,17 +45,16 @@ class Training(Experiment[Config]):
         processes, executor = _processes(self.config, self.device), self.config.executor
         return packs.train(self.jobs, run.path, workers=processes, executor=executor)
 
-    def conclude(
-        self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]
-    ) -> dict[str, Any]:
+    def conclude(self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]) -> Result:
         (trained,) = results
         run.rewind(0)  # an earlier attempt may have come this far
         for record in analysis.curves(self.config, trained["rows"]):
             run.log(record.pop("step"), record)
-        return analysis.analyse(self.config, trained)
+        return report.result(self.config, analysis.analyse(self.config, trained))
 
-    def page(self, run: RunDirectory, members: list[Member[Config]], result: dict[str, Any]) -> None:
-        report.write(self.config, result, read_record(run.path / "env.json"), run.path)
+    def page(self, run: RunDirectory, found: Result) -> None:
+        report.add_figures(found, self.config.features, run.path / FIGURES)
+        super().page(run, found)
 
 
 run = Training.launch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
 
     from leafward.hierarchy import Taxonomy
     from leafward.hierarchy.decisions import RiskCoverage
-    from leafward.report import Page
-    from leafward.stats.intervals import Interval
+    from leafward.report import Estimate, Result
     from leafward.systems.taxonomy.predictions import Predictions
 
 SUMMARY = (
@@ -70,7 +70,7 @@ class Args:
 
 def run(args: Args, console: Console) -> dict[str, Any]:
     from leafward.data.taxonomy import read_taxonomy
-    from leafward.files import write_json
+    from leafward.report import Result
     from leafward.systems.taxonomy.predictions import read_predictions
 
     for flag in ("threshold", "abstain"):
@@ -81,21 +81,23 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     tax, given = _fitted(tax, given, args)
     answers, notes = _answers(tax, given, args)
     curves = {} if given.probabilities is None else _curves(tax, given, answers[ARG_MAX])
-    result = {
+    values = {
         "taxonomy": repr(tax),
         "decisions": {name: _scores(tax, chosen, given.true) for name, chosen in answers.items()},
         "ranked": _ranked(tax, given),
         "risk_coverage": {name: _curve_json(curve) for name, curve in curves.items()},
-        "notes": notes,
     }
-    result["headline"] = _headline(result, _intervals(tax, next(iter(answers.values())), given.true))
+    numbers = _headline(values, tax, next(iter(answers.values())), given.true)
+    of = f"{args.target} over {args.taxonomy}: {tax!r}"
+    made = Result("Hierarchical evaluation", of, numbers, notes=notes, values=values, run=True)
+    _fill(made, curves)
     out = args.out or Path("runs") / f"hierarchy-{args.target.stem}"
     _write_decisions(out / "decisions.csv", tax, given, answers)
-    write_json(out / "hierarchy.json", result)
-    _page(args, result, curves).write(out / "report.html")
-    _show(result, console)
+    made.write(out / "hierarchy.json")
+    made.write(out / "report.html")
+    made.show(console)
     console.print(f"wrote {out / 'report.html'}, hierarchy.json and decisions.csv", markup=False)
-    return {"out": str(out), **result}
+    return {"out": str(out), **made.to_json()}
 
 
 ARG_MAX = "most probable leaf"
@@ -204,49 +206,34 @@ def _curve_json(curve: RiskCoverage) -> dict[str, Any]:
     }
 
 
-def _intervals(tax: Taxonomy, chosen: np.ndarray, truth: np.ndarray) -> dict[str, Interval | None]:
-    """Intervals over the answered samples (severity: over the wrong answers); F₁, a ratio of means, has none here."""
-    from leafward.stats.intervals import mean_interval, share_interval
+def _headline(found: dict[str, Any], tax: Taxonomy, chosen: np.ndarray, truth: np.ndarray) -> list[Estimate]:
+    """Scores of the first decision, over the answered samples (severity: over the wrong answers); F₁, a ratio of means,
+    has no interval here."""
+    from leafward.report import Estimate
+    from leafward.stats.intervals import over_samples, share_interval
 
+    name, first = next(iter(found["decisions"].items()))
     chosen, truth = chosen[chosen >= 0], truth[chosen >= 0]
-    if not len(chosen):
-        return {}
-    wrong = chosen != truth
-    heights = tax.height[tax.lca(chosen[wrong], truth[wrong])] if wrong.any() else []
-    return {
-        "accuracy": share_interval(int((~wrong).sum()), len(chosen)),
-        "tree_induced_error": mean_interval(tax.distance(chosen, truth), 0.0)[1],
-        "mistake_severity": mean_interval(heights, 0.0)[1] if len(heights) else None,
-    }
-
-
-def _headline(result: dict[str, Any], intervals: dict[str, Interval | None]) -> list[dict[str, Any]]:
-    from leafward.report import Number
-
-    name, first = next(iter(result["decisions"].items()))
+    wrong, heights = chosen != truth, (0.0, float(tax.height.max()))
+    nothing = Estimate(None)
+    share = share_interval(int((~wrong).sum()), len(chosen), "answers") if len(chosen) else None
+    far = (
+        over_samples(tax.distance(chosen, truth), (0.0, 2.0 * tax.depth.max()), of="answers")
+        if len(chosen)
+        else nothing
+    )
+    mistakes = tax.height[tax.lca(chosen[wrong], truth[wrong])] if wrong.any() else []
+    severe = over_samples(mistakes, heights, of="wrong answers") if len(mistakes) else nothing
     numbers = [
-        Number("accuracy", first.get("accuracy"), interval=intervals.get("accuracy"), better="higher", note=name),
-        Number("hierarchical F₁", first.get("f1"), better="higher", note=name),
-        Number(
-            "distance to the truth",
-            first.get("tree_induced_error"),
-            interval=intervals.get("tree_induced_error"),
-            unit="edges",
-            better="lower",
-            note=name,
-        ),
-        Number(
-            "mistake severity",
-            first.get("mistake_severity"),
-            interval=intervals.get("mistake_severity"),
-            better="lower",
-            note="LCA height of the wrong answers",
-        ),
+        Estimate(first.get("accuracy"), share, "accuracy", better="higher", note=name),
+        Estimate(first.get("f1"), name="hierarchical F₁", better="higher", note=name),
+        far.named("distance to the truth", unit="edges", better="lower", note=name),
+        severe.named("mistake severity", better="lower", note="LCA height of the wrong answers"),
     ]
-    if result["risk_coverage"]:
-        area = result["risk_coverage"]["error"]["area"]
-        numbers.append(Number("area under risk–coverage", area, better="lower", note="error of the most probable leaf"))
-    return [number.to_json() for number in numbers]
+    if found["risk_coverage"]:
+        area, note = found["risk_coverage"]["error"]["area"], "error of the most probable leaf"
+        numbers.append(Estimate(area, name="area under risk–coverage", better="lower", note=note))
+    return numbers
 
 
 def _write_decisions(path: Path, tax: Taxonomy, given: Predictions, answers: dict[str, np.ndarray]) -> None:
@@ -263,20 +250,15 @@ def _write_decisions(path: Path, tax: Taxonomy, given: Predictions, answers: dic
             writer.writerow([name, called(given.true[row]), *(called(chosen[row]) for chosen in answers.values())])
 
 
-def _page(args: Args, result: dict[str, Any], curves: dict[str, RiskCoverage]) -> Page:
-    from leafward.engine.evaluation import how_it_was_run
-    from leafward.report import Number, Page
-
-    page = Page("Hierarchical evaluation", subtitle=f"{args.target} over {args.taxonomy}: {result['taxonomy']}")
-    for note in result["notes"]:
-        page.note(note)
-    page.headline([Number.from_json(number) for number in result["headline"]])
+def _fill(page: Result, curves: dict[str, RiskCoverage]) -> None:
+    result = page.values
     page.section("Decisions")
     page.table(
         ["decision", *COLUMNS.values()],
         [[name, *(scores.get(field) for field in COLUMNS)] for name, scores in result["decisions"].items()],
         "Means over the answered samples. Precision and recall are of ancestor sets, the node itself in and the root "
         "out; distance in edges; severity is the LCA height of the wrong answers alone",
+        terminal=("decision", *NARROW),
     )
     levels = {level for scores in result["decisions"].values() for level in scores.get("level_accuracy", {})}
     page.table(
@@ -296,9 +278,7 @@ def _page(args: Args, result: dict[str, Any], curves: dict[str, RiskCoverage]) -
     if curves:
         page.section("Risk and coverage")
         for name, curve in curves.items():
-            page.figure(_figure(name, curve), f"{RISKS[name]} against the share answered, most sure first.")
-    how_it_was_run(page)
-    return page
+            page.figure(partial(_figure, name, curve), f"{RISKS[name]} against the share answered, most sure first.")
 
 
 RISKS = {"error": "Share of wrong answers", "distance": "Mean distance to the truth, in edges,"}
@@ -312,15 +292,3 @@ def _figure(name: str, curve: RiskCoverage) -> Figure:
     axes.set(xlabel="coverage", ylabel=RISKS[name].rstrip(",").lower(), xlim=(0, 1))
     axes.set_ylim(bottom=0)
     return figure
-
-
-def _show(result: dict[str, Any], console: Console) -> None:
-    from rich.table import Table
-
-    table = Table("decision", *NARROW)
-    for name, scores in result["decisions"].items():
-        values = [scores.get(field) for field in COLUMNS]
-        table.add_row(name, *("–" if value is None else f"{value:.3g}" for value in values))
-    console.print(table)
-    for note in result["notes"]:
-        console.print(f"note: {note}", markup=False)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from leafward.hierarchy import LorentzIndex
-    from leafward.report import Page
+    from leafward.report import Result
 
 SUMMARY = (
     "Search an index made by 'leafward data index': neighbours by name, in a subtree, coarse to fine, or in a cone."
@@ -72,21 +72,18 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     _show(result, console)
     if args.entailed is not None and not all(query["neighbours"] for query in result["queries"]):
         console.print("cones hold what lies below where the embedding was trained with --objective cones")
-    if args.out is not None:
-        write_evaluation(args.out, result, _page(args, result), console)
-    return result
+    return write_evaluation(args.out, _result(args, result), console)
 
 
-def _page(args: Args, result: dict[str, Any]) -> Page:
-    from leafward.report import Number, Page
+def _result(args: Args, result: dict[str, Any]) -> Result:
+    from leafward.report import Estimate, Result
 
     scores = {name: value for name, value in result.get("scores", {}).items() if isinstance(value, float)}
     asked = len(result["queries"])
     some = "one query" if asked == 1 else f"{asked} queries"
     limit = f"at most {args.k} neighbours each" if args.entailed is None else f"cones of aperture {args.entailed:g}"
-    page = Page("Search", subtitle=f"{some} in {args.target}, {limit}")
-    if scores:
-        page.headline([Number(name.replace("_", " "), value) for name, value in scores.items()])
+    numbers = [Estimate(value, name=name.replace("_", " ")) for name, value in scores.items()]
+    page = Result("Search", f"{some} in {args.target}, {limit}", numbers, values=result)
     page.section("Neighbours")
     figure = _distances(result["queries"])
     if figure is not None:
@@ -195,9 +192,6 @@ def _show(result: dict[str, Any], console: Console) -> None:
             console.print(f"  … and {len(query['neighbours']) - MOST_SHOWN} more", markup=False)
     if len(result["queries"]) > MOST_SHOWN:
         console.print(f"… and {len(result['queries']) - MOST_SHOWN} more queries; --out has them all")
-    for name, value in result.get("scores", {}).items():
-        if isinstance(value, float):
-            console.print(f"{name:<20} {value:.4g}", markup=False)
 
 
 def _scores(args: Args, index: LorentzIndex, found: list[list[dict[str, Any]]]) -> dict[str, Any]:

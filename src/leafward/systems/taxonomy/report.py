@@ -1,258 +1,92 @@
-"""What a taxonomy run found: scores over seeds beside the twin's, and the page with the disk and the radii."""
+"""What a taxonomy run found: scores over seeds beside the twin's, and the disk and the radii."""
 
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-
-from leafward.config import to_dict
-from leafward.files import finite, read_record
-from leafward.geometry import Lorentz
-from leafward.report import (
-    SERIES,
-    Estimate,
-    Number,
-    Page,
-    legend,
-    line_with_band,
-    literal,
-    new_figure,
-    whole_numbers,
-)
-from leafward.report.figures import LIGHT
-from leafward.stats.intervals import mean_interval
+from leafward.report import Result
+from leafward.stats.estimate import SHARE
+from leafward.stats.intervals import over_seeds
+from leafward.systems.taxonomy.figures import disk, disk_caption, radii
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from leafward.engine import RunDirectory
     from leafward.hierarchy import Taxonomy
     from leafward.systems.taxonomy.config import Config
     from leafward.systems.taxonomy.embed import Embedded
 
-MOST_DRAWN = 2500
-MOST_NAMED = 40
-FARTHEST = 3.5  # radius of the outermost node in the picture: tanh(3.5/2) = 0.94 of the disk's
-ARC_POINTS = 17
 SCORES = {
-    "mean_average_precision": ("mean average precision", "higher", "of the ancestors among all nodes"),
-    "mean_rank": ("mean rank", "lower", "of an ancestor among the nodes that are none"),
-    "distortion": ("mean distortion", "lower", "of distances against the taxonomy's, best scale"),
-    "radius_tau": ("τ of radius against level", "higher", "Kendall, along the ways from the root to the leaves"),
-    "entailment_auc": ("entailment AUC", "higher", "pairs of a node and an ancestor against other pairs"),
+    "mean_average_precision": ("mean average precision", SHARE, "higher", "of the ancestors among all nodes"),
+    "mean_rank": ("mean rank", (1.0, math.inf), "lower", "of an ancestor among the nodes that are none"),
+    "distortion": ("mean distortion", (0.0, math.inf), "lower", "of distances against the taxonomy's, best scale"),
+    "radius_tau": (
+        *("τ of radius against level", (-1.0, 1.0), "higher"),
+        "Kendall, along the ways from the root to the leaves",
+    ),
+    "entailment_auc": ("entailment AUC", SHARE, "higher", "pairs of a node and an ancestor against other pairs"),
 }
-"""Score -> its name, which direction is good, and what it is."""
-RANGES = {
-    "mean_average_precision": (0.0, 1.0),
-    "mean_rank": (1.0, math.inf),
-    "distortion": (0.0, math.inf),
-    "radius_tau": (-1.0, 1.0),
-    "entailment_auc": (0.0, 1.0),
-}
-"""Score -> the least and the most that it can be."""
+"""Score -> its name, the least and the most that it can be, which direction is good, and what it is."""
 
 
-def summarise(config: Config, tax: Taxonomy, members: Sequence[Embedded]) -> dict[str, Any]:
-    """What result.json holds."""
-    own = [member for member in members if member.geometry == config.geometry]
-    twins = [member for member in members if member.geometry != config.geometry]
+def result(config: Config, tax: Taxonomy, members: Sequence[Embedded]) -> Result:
+    """The scores of the geometry of `config`, with those of its twin and the paired differences."""
+    own, twins = ([each for each in members if (each.geometry == config.geometry) == mine] for mine in (True, False))
     headline, paired = [], {}
-    for key, (name, better, note) in SCORES.items():
+    for key, (name, possible, better, note) in SCORES.items():
         values, others = ([member.scores[key] for member in side] for side in (own, twins))
-        headline.append(
-            Number(
-                name,
-                _mean(values),
-                interval=mean_interval(values, *RANGES[key])[1],
-                twin=_mean(others) if twins else None,
-                twin_interval=mean_interval(others, *RANGES[key])[1] if twins else None,
-                better=better,
-                note=note,
-            ).to_json()
-        )
+        twin = over_seeds(others, possible) if twins else None
+        headline.append(over_seeds(values, possible).named(name, better=better, note=note, twin=twin))
         if twins:
-            gaps = [value - other for value, other in zip(values, others, strict=True)]
-            paired[key] = {"difference": _mean(gaps), "interval": mean_interval(gaps)[1]}
-    return finite(
-        {
-            "headline": headline,
-            "taxonomy": repr(tax),
-            "pairs": int(tax.ancestor_counts.sum()) - len(tax),
-            "parameters": members[0].tangent.numel(),
-            "members": [member.to_json() for member in members],
-            "paired": paired,
-            "notes": _notes(config, tax),
-        }
+            paired[key] = over_seeds([value - other for value, other in zip(values, others, strict=True)])
+    pairs = int(tax.ancestor_counts.sum()) - len(tax)
+    values = {
+        "taxonomy": repr(tax),
+        "pairs": pairs,
+        "parameters": members[0].tangent.numel(),
+        "members": [member.to_json() for member in members],
+        "paired": {key: {"difference": each.value, "interval": each.interval} for key, each in paired.items()},
+    }
+    subtitle = (
+        f"{config.data.source}: {tax!r}, {pairs:,} pairs of a node and its ancestor; "
+        f"{config.geometry}, {config.dim} dimensions, objective {config.objective}, {config.loop.length}"
     )
-
-
-def _notes(config: Config, tax: Taxonomy) -> list[str]:
-    notes = []
-    if len(tax) > config.eval_nodes:
-        notes.append(f"Ranks are from a random sample of {config.eval_nodes:,} of the {len(tax):,} nodes.")
-    if config.arms.seeds == 1:
-        notes.append("One seed: there are no intervals; --seeds 3 gives them.")
-    return notes
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))
-
-
-def write(
-    config: Config, tax: Taxonomy, result: dict[str, Any], members: Sequence[Embedded], run: RunDirectory
-) -> None:
-    """Write report.html in the run directory."""
-    environment = read_record(run.path / "env.json")
-    page = Page(
-        "Taxonomy embedding",
-        subtitle=f"{config.data.source}: {result['taxonomy']}, {result['pairs']:,} pairs of a node and its ancestor; "
-        f"{config.geometry}, {config.dim} dimensions, objective {config.objective}, {config.loop.length}",
-    )
-    for note in result["notes"]:
-        page.note(note)
-    page.headline([Number.from_json(number) for number in result["headline"]])
-    page.section("Pictures")
-    tangent = members[0].tangent * config.c**0.5
-    page.figure(disk(tax, tangent), _disk_caption(tax, config, _shrink(tangent)))
-    page.figure(radii(tax, members), "Radius against level: mean, and the tenth to the ninetieth percentile.")
-    page.figure(losses(members), "Training loss, mean over the pairs.")
-    page.section("Scores")
-    names = [name for name, _, _ in SCORES.values()]
-    page.table(
-        ["geometry", "seed", *names, "worst distortion", "seconds an epoch"],
+    made = Result("Taxonomy embedding", subtitle, headline, notes=_notes(config, tax, len(own)), values=values)
+    _pictures(made, config, tax, members)
+    made.section("Scores")
+    made.table(
+        ["geometry", "seed", *(name for name, *_ in SCORES.values()), "worst distortion", "seconds an epoch"],
         [
             [m.geometry, m.seed, *(m.scores[key] for key in SCORES), m.scores["worst_distortion"], m.seconds_per_epoch]
             for m in members
         ],
     )
-    if result["paired"]:
-        page.table(
+    if paired:
+        made.table(
             ["", f"{config.geometry} − euclidean"],
-            [
-                [name, Estimate(result["paired"][key]["difference"], result["paired"][key]["interval"])]
-                for key, (name, _, _) in SCORES.items()
-            ],
+            [[SCORES[key][0], each] for key, each in paired.items()],
             "Paired differences to the Euclidean twin of as many parameters, over seeds",
         )
-    page.section("How it was run")
-    page.command(shlex.join(environment["argv"]))
-    page.details("Configuration", to_dict(config))
-    page.environment(environment)
-    page.write(run.report)
+    return made
 
 
-def disk(tax: Taxonomy, tangent: torch.Tensor) -> Figure:
-    """The nodes in the Poincaré disk, geodesics to their parents, coloured by the branch below the root.
-
-    tangent (N, n): tangent vectors at the origin, as long as √c · radius.
-    """
-    from matplotlib.collections import LineCollection
-
-    shown = np.sort(tax.order[:MOST_DRAWN])  # in topological order, so every ancestor of a shown node is shown
-    H, points = Lorentz(1.0), _in_the_plane(tangent)
-    place = H.to_poincare(points).numpy()
-    figure, axes = new_figure(7.4, 5.6)
-    child, parent = tax.parents.expand(shown)
-    steps = torch.linspace(0, 1, ARC_POINTS, dtype=points.dtype)[:, None]
-    arcs = H.to_poincare(H.geodesic(points[shown[child], None], points[parent, None], steps)).numpy()
-    axes.add_collection(LineCollection(list(arcs), colors=LIGHT["muted"], linewidths=0.6, alpha=0.6, zorder=1))
-    branch = _branches(tax)[shown]
-    for number in range(-1, len(SERIES)):
-        here = shown[branch == number]
-        colour = LIGHT["muted"] if number < 0 else SERIES[number]
-        axes.plot(*place[here].T, ".", color=colour, markersize=3 if len(shown) > 300 else 7, zorder=2)
-    _label(axes, [literal(tax.names[node]) for node in tax.order[:MOST_DRAWN]], place[tax.order[:MOST_DRAWN]])
-    angle = np.linspace(0, 2 * np.pi, 361)
-    axes.plot(np.cos(angle), np.sin(angle), color=LIGHT["muted"], linewidth=0.8)
-    axes.set(aspect="equal", xlim=(-1.4, 1.4), ylim=(-1.05, 1.05))
-    axes.axis("off")
-    return figure
+def _notes(config: Config, tax: Taxonomy, seeds: int) -> list[str]:
+    notes = []
+    if len(tax) > config.eval_nodes:
+        notes.append(f"Ranks are from a random sample of {config.eval_nodes:,} of the {len(tax):,} nodes.")
+    if seeds == 1:
+        notes.append("One seed: there are no intervals; --seeds 3 gives them.")
+    return notes
 
 
-def _label(axes: Axes, names: Sequence[str], place: np.ndarray) -> None:
-    """Names beside their points, on the side away from the centre; one that would cover an earlier one is left out."""
-    height, width = 0.055, 0.032  # of a letter, in units of the disk
-    taken: list[tuple[float, float, float, float]] = []
-    for name, (x, y) in zip(names, place, strict=True):
-        side = 1 if x >= 0 else -1
-        near, far = x + side * 0.025, x + side * (0.025 + width * len(name))
-        box = (min(near, far), max(near, far), y - height / 2, y + height / 2)
-        if any(box[0] < r and left < box[1] and box[2] < top and low < box[3] for left, r, low, top in taken):
-            continue
-        taken.append(box)
-        axes.text(near, y, name, fontsize=9, ha="left" if side > 0 else "right", va="center", zorder=3)
-        if len(taken) == MOST_NAMED:
-            return
-
-
-def _shrink(tangent: torch.Tensor) -> float:
-    """By how much radii are multiplied in the picture, so that the outermost node does not merge with the rim."""
-    return min(1.0, FARTHEST / float(tangent.norm(dim=1).max().clamp(min=1e-9)))
-
-
-def _in_the_plane(tangent: torch.Tensor) -> torch.Tensor:
-    """Tangent vectors (N, n) as Lorentz points (N, 3): at their own (shrunk) radius, in the direction that the two
-    principal axes show."""
-    v = tangent.double()
-    if v.shape[1] == 1:
-        v = torch.nn.functional.pad(v, (0, 1))
-    radius = v.norm(dim=1, keepdim=True)
-    if v.shape[1] > 2:
-        v = v @ torch.linalg.svd(v, full_matrices=False).Vh[:2].T
-    return Lorentz(1.0).expmap0(_shrink(tangent) * radius * torch.nn.functional.normalize(v))
-
-
-def _branches(tax: Taxonomy) -> np.ndarray:
-    """Which of the largest branches below the root each node belongs to: (N); −1 for the root and the rest."""
-    ways = tax.paths(np.arange(len(tax)))
-    top = ways[:, 1] if ways.shape[1] > 1 else np.full(len(tax), -1)
-    sizes = np.bincount(top[top >= 0], minlength=len(tax))
-    number = np.full(len(tax) + 1, -1)
-    largest = np.argsort(-sizes, kind="stable")[: len(SERIES)]
-    number[largest[sizes[largest] > 0]] = np.arange((sizes[largest] > 0).sum())
-    return number[top]  # the entry at −1 is the last one, which stays −1
-
-
-def _disk_caption(tax: Taxonomy, config: Config, shrink: float) -> str:
-    how = "as it is" if config.dim <= 2 else "each node at its own radius, in the direction of two principal axes"
-    which = "" if len(tax) <= MOST_DRAWN else f" The first {MOST_DRAWN:,} nodes from the root."
-    scale = "" if shrink == 1 else f" Radii are drawn at {shrink:.2f} of their length, to keep nodes off the rim."
-    return (
-        f"The embedding in the Poincaré disk, {how}; lines: geodesics to the parents; colours: the largest branches "
-        f"below the root.{scale}{which}"
-    )
-
-
-def radii(tax: Taxonomy, members: Sequence[Embedded]) -> Figure:
-    """Radius by level, one line for each geometry (its first seed)."""
-    figure, axes = new_figure()
-    levels = np.arange(tax.depth.max() + 1)
-    drawn = set()
-    for member in members:
-        if member.geometry in drawn:
-            continue
-        drawn.add(member.geometry)
-        radius = member.tangent.norm(dim=1).numpy()
-        groups = [radius[tax.depth == level] for level in levels]
-        low, high = (np.array([np.quantile(group, share) for group in groups]) for share in (0.1, 0.9))
-        line_with_band(axes, levels, [group.mean() for group in groups], low, high, label=member.geometry, marker="o")
-    axes.set(xlabel="level (edges from the root)", ylabel="radius")
-    whole_numbers(axes)
-    legend(axes)
-    return figure
-
-
-def losses(members: Sequence[Embedded]) -> Figure:
-    figure, axes = new_figure()
-    for member in members:
-        line_with_band(axes, *zip(*member.losses, strict=True), label=f"{member.geometry}, seed {member.seed}")
-    axes.set(xlabel="epoch", ylabel="loss")
-    legend(axes)
-    return figure
+def _pictures(made: Result, config: Config, tax: Taxonomy, members: Sequence[Embedded]) -> None:
+    made.section("Pictures")
+    tangent = members[0].tangent * config.c**0.5
+    made.figure(partial(disk, tax, tangent), disk_caption(tax, config, tangent))
+    made.figure(partial(radii, tax, members), "Radius against level: mean, and the tenth to the ninetieth percentile.")
+    losses = {
+        f"{each.geometry}, seed {each.seed}": [{"epoch": epoch, "train/loss": loss} for epoch, loss in each.losses]
+        for each in members
+    }
+    made.curves(losses, {"train/loss": "Training loss, mean over the pairs."}, "epoch")

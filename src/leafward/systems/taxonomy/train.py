@@ -8,6 +8,7 @@ from leafward.config import replace
 from leafward.data.taxonomy import read_taxonomy
 from leafward.engine import Cluster, Experiment, Member, RunDirectory
 from leafward.errors import UsageError
+from leafward.report import Result
 from leafward.systems.taxonomy import config as settings
 from leafward.systems.taxonomy import report
 from leafward.systems.taxonomy.config import Config
@@ -37,15 +38,9 @@ class Training(Experiment[Config]):
     def train(self, member: Member[Config], run: RunDirectory, cluster: Cluster) -> dict[str, Any]:
         return embed(member, self.tax, run, cluster)
 
-    def conclude(
-        self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]
-    ) -> dict[str, Any]:
+    def conclude(self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]) -> Result:
         pairs = zip(members, results, strict=True)
-        self.embedded = [Embedded.read(member, result, len(self.tax)) for member, result in pairs]
-        return report.summarise(self.config, self.tax, self.embedded)
-
-    def page(self, run: RunDirectory, members: list[Member[Config]], result: dict[str, Any]) -> None:
-        report.write(self.config, self.tax, result, self.embedded, run)
+        return report.result(self.config, self.tax, [Embedded.read(*pair, len(self.tax)) for pair in pairs])
 
 
 run = Training.launch

@@ -52,8 +52,9 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     config = _config(args)
     task = make_task(config)
     results, units = measure(task, args.target, _members(args.target), open_classes, args.device)
-    headline = report.result(results[0]["geometry"], task.monitor, results, units)["headline"]
-    return conclude(f"Evaluation: {config.data.task}", args, config.data.source, results, headline, console)
+    title, of = f"Evaluation: {config.data.task}", f"{args.target} on {config.data.source}"
+    found = report.result(title, of, results[0]["geometry"], task.monitor, results, units)
+    return conclude(found, args, config.data.source, console)
 
 
 def _config(args: Args) -> Config:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import nn
 
+    from leafward.report import Result
     from leafward.systems.vision.train import VisionTask
 
 Record = Mapping[str, Any]
@@ -47,31 +48,17 @@ def measure(
     return results, units
 
 
-def conclude(
-    title: str, args: Any, data: str | None, results: Sequence[Record], headline: Sequence[Record], console: Console
-) -> dict[str, Any]:
+def conclude(found: Result, args: Any, data: str | None, console: Console) -> dict[str, Any]:
     """Show the scores of every model and write them, by default into the target; returns what the file holds."""
     from leafward.engine.evaluation import write_evaluation
-    from leafward.files import finite
-    from leafward.report import Number, Page
-    from leafward.report.number import format_value
-    from leafward.systems.vision.report import NAMES
+    from leafward.report import Result
+    from leafward.systems.vision.report import show_models
 
-    scores = {each["name"]: each["scores"] for each in results}
-    for name, values in scores.items():
-        line = ", ".join(f"{measure} {format_value(value)}" for measure, value in values.items())
-        console.print(f"{name}: {line}", markup=False)
-    result = finite({"target": str(args.target), "data": data, "headline": list(headline), "scores": scores})
-    page = Page(title, subtitle=f"{args.target} on {data}")
-    page.headline([Number.from_json(record) for record in headline])
-    page.section("All scores")
-    measures: list[str] = list(results[0]["scores"])
-    page.table(
-        ["model", *(NAMES.get(measure, measure) for measure in measures)],
-        [[name, *(values[measure] for measure in measures)] for name, values in scores.items()],
-    )
-    write_evaluation(args.out or args.target, result, page, console)
-    return result
+    members = found.values["members"]
+    values = {"target": str(args.target), "data": data, "scores": {each["name"]: each["scores"] for each in members}}
+    made = Result(found.title, found.subtitle, found.estimates, notes=found.notes, values=values)
+    show_models(made, members, terminal=True)
+    return write_evaluation(args.out or args.target, made, console)
 
 
 def _some(classes: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from leafward.engine import Cluster, Experiment, Member, RunDirectory, publish, 
 from leafward.engine.experiment import by_geometry, curves
 from leafward.errors import DataError, UsageError
 from leafward.files import finite, replacing
+from leafward.report import Result
 from leafward.systems.vision import config as settings
 from leafward.systems.vision import report
 from leafward.systems.vision.build import Card, build, open_model, size_arguments, starting_point
@@ -58,15 +59,14 @@ class Training(Experiment[Config]):
         record = {"geometry": config.geometry, "parameters": parameters, "step": fitted.best_step or fitted.step}
         return scored(member, self.task, model, cluster, self.out, record)
 
-    def conclude(
-        self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]
-    ) -> dict[str, Any]:
-        units = [read_units(member.path) for member in members]
-        result = finite(report.result(self.config.geometry, self.task.monitor, results, units))
-        return result | {"data": {"classes": self.task.classes}}
-
-    def page(self, run: RunDirectory, members: list[Member[Config]], result: dict[str, Any]) -> None:
-        report.write(self.config, self.task.monitor, result, curves(members), run.path)
+    def conclude(self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]) -> Result:
+        config, monitor = self.config, self.task.monitor
+        title, units = f"{config.model}: {config.data.task}", [read_units(member.path) for member in members]
+        made = report.result(title, str(config.data.source), config.geometry, monitor, results, units)
+        made.values["data"] = {"classes": self.task.classes}
+        report.show_models(made, results, "parameters", "step")
+        report.show_training(made, monitor, curves(members))
+        return made
 
 
 run = Training.launch

@@ -34,8 +34,9 @@ class Args:
 def run(args: Args, console: Console) -> dict[str, Any]:
     from leafward.data.scenes import check, load_scenes, score
     from leafward.engine.devices import device_of
-    from leafward.engine.evaluation import evaluation_page, write_evaluation
+    from leafward.engine.evaluation import write_evaluation
     from leafward.errors import need
+    from leafward.report import Result
     from leafward.systems.hyperclip.segment.model import headline, iou_rows, open_run
     from leafward.systems.hyperclip.segment.task import class_ious, confusions
 
@@ -48,21 +49,12 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     check(scenes.held_out, "held-out scenes", complete=False)
     table = confusions(model.to(device_of(args.device)), scenes, config.data.size, args.most)
     scores, ious = score(table), class_ious(table)
-    console.print(
-        f"mIoU {100 * scores['miou']:.2f} %, pixel accuracy {100 * scores['pixel_accuracy']:.2f} % over "
-        f"{len(scenes.classes)} classes"
+    found = {"run": str(args.target), "data": str(data), "classes": len(scenes.classes), **scores}
+    made = Result(
+        "Evaluation: open-vocabulary",
+        f"{args.target} on {data}",
+        headline([scores], scenes, args.most, f"; {len(scenes.classes)} classes"),
+        values=found | {"iou": iou_rows(scenes.classes, ious)},
     )
-    numbers = headline([scores], scenes, args.most)
-    result = {
-        "run": str(args.target),
-        "data": str(data),
-        "classes": len(scenes.classes),
-        **scores,
-        "headline": [number.to_json() for number in numbers],
-        "iou": iou_rows(scenes.classes, ious),
-    }
-    if args.out is not None:
-        shown = {**scores, "IoU": dict(zip(scenes.classes, ious, strict=True))}
-        page = evaluation_page("Evaluation: open-vocabulary", f"{args.target} on {data}", numbers, shown)
-        write_evaluation(args.out, result, page, console)
-    return result
+    made.scores({**scores, "IoU": dict(zip(scenes.classes, ious, strict=True))}, terminal=False)
+    return write_evaluation(args.out, made, console)

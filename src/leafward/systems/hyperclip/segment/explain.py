@@ -37,8 +37,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
 
     from leafward.data.image_files import read_image
     from leafward.engine.devices import device_of
-    from leafward.files import replacing
-    from leafward.report import Page
+    from leafward.report import Result
     from leafward.systems.hyperclip.segment.figures import bars, overlay, png
     from leafward.systems.hyperclip.segment.model import open_run
     from leafward.systems.hyperclip.segment.task import as_bytes, segment
@@ -52,18 +51,16 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     model.to(device_of(args.device))
     with torch.no_grad():
         text = model.text(args.words)
-    page = Page("What is where", subtitle=f"{args.target}: {', '.join(args.words)}")
+    page = Result("What is where", f"{args.target}: {', '.join(args.words)}")
     drawn = []
     for index, path in enumerate(args.images):  # photos of different folders may be called alike
         image = as_bytes(read_image(path))
         places = segment(model, image, text, config.data.size, args.background)
         data = png(overlay(image.permute(1, 2, 0).numpy(), places.numpy(), len(args.words)))
         file = args.out / f"{index:03d}-{path.stem}-segments.png"
-        with replacing(file) as temporary:
-            temporary.write_bytes(data)
         shares = {word: float((places == place).float().mean()) for place, word in enumerate(args.words)}
         page.section(path.name)
-        page.image(data, alt=f"{path.name}, segmented", caption=path.name)
+        page.picture(file, data, alt=f"{path.name}, segmented", caption=path.name)
         found = [shares[word] or None for word in args.words]
         if any(found):
             page.figure(

@@ -1,10 +1,9 @@
-"""The parts of an open-vocabulary segmentation run: model, files, result and page."""
+"""The parts of an open-vocabulary segmentation run: model, files and result."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +11,16 @@ import numpy as np
 import torch
 
 from leafward.adapters import adapters, from_pretrained, save_pretrained, trainable_parameters
-from leafward.config import checked, to_dict
+from leafward.config import checked
 from leafward.data.scenes import SceneSets
 from leafward.encoders import load_encoder
 from leafward.engine import RunDirectory, load_published, publish
 from leafward.errors import UsageError, need
-from leafward.report import Estimate, Number, Page
-from leafward.stats.intervals import mean_interval
+from leafward.report import Estimate, Result
+from leafward.stats.estimate import PERCENT
+from leafward.stats.intervals import over_seeds
 from leafward.systems.hyperclip.methods import adapt
-from leafward.systems.hyperclip.report import Row, by_method, over_seeds
+from leafward.systems.hyperclip.report import Row, by_method, means_over
 from leafward.systems.hyperclip.segment.figures import MOST_BARS, bars, overlay, png
 from leafward.systems.hyperclip.segment.task import Segmenter, as_bytes, segment
 
@@ -88,8 +88,8 @@ def open_model(config: Config, path: Path) -> Segmenter:
     return model.eval()
 
 
-def summarise(config: Config, scenes: SceneSets, rows: Sequence[Row]) -> dict[str, Any]:
-    """The content of result.json; the rows of a method follow one another, one for each seed."""
+def result(config: Config, scenes: SceneSets, rows: Sequence[Row]) -> Result:
+    """What a run found; the rows of a method follow one another, one for each seed."""
     methods = by_method(rows)
     own = methods[config.adapt.label]
     numbers = []
@@ -100,21 +100,51 @@ def summarise(config: Config, scenes: SceneSets, rows: Sequence[Row]) -> dict[st
         more = f"; {several[0]['trainable']:,} trained parameters in CLIP"
         found = headline([row["metrics"] for row in several], scenes, config.data.most_scored, more, twin)
         # Of several methods the mIoU alone: the table has the rest.
-        numbers += [replace(found[0], name=f"{label}: mIoU")] if config.arms.compare else found
-    return {
-        "headline": [number.to_json() for number in numbers],
-        "metrics": {name: mean_interval([row["metrics"][name] for row in own])[0] for name in own[0]["metrics"]},
+        numbers += [found[0].named(f"{label}: mIoU")] if config.arms.compare else found
+    counts = {"classes": len(scenes.classes), "train": len(scenes.train), "held_out": len(scenes.held_out)}
+    values = {
+        "metrics": {name: over_seeds([row["metrics"][name] for row in own]).value for name in own[0]["metrics"]},
         "iou": [_mean_iou(several) for several in zip(*(row["iou"] for row in own), strict=True)],
         "methods": [{key: value for key, value in row.items() if key != "iou"} for row in rows],
-        "data": {"classes": len(scenes.classes), "train": len(scenes.train), "held_out": len(scenes.held_out)},
-        "notes": [over_seeds(config.arms.seeds) or "One seed was trained: there is no interval."],
+        "data": counts,
     }
+    title = f"{config.model}, {config.adapt.label}: {counts['classes']} classes, {counts['train']} scenes, "
+    notes = [means_over(config.arms.seeds) or "One seed was trained: there is no interval."]
+    made = Result("Open-vocabulary segmentation", title + config.loop.length, numbers, notes=notes, values=values)
+    if len(methods) > 1:
+        made.section("Methods under the same budget")
+        made.table(
+            ["method", "trained parameters in CLIP", *(f"{name}, %" for name in SCORES)],
+            [
+                [
+                    label,
+                    several[0]["trainable"],
+                    *(_percent([row["metrics"] for row in several], key) for key in SCORES.values()),
+                ]
+                for label, several in methods.items()
+            ],
+            f"The same decoder at the beginning, crops, order and steps; {config.adapt.label} is the one that was kept",
+        )
+    made.section("Classes")
+    names, ious = [row["class"] for row in values["iou"]], [row["iou"] for row in values["iou"]]
+    more = sum(iou is not None for iou in ious) - MOST_BARS
+    caption = "IoU over the held-out scenes, in the colours of the pictures below"
+    caption += f"; {more} lower ones are in result.json" if more > 0 else ""
+    made.figure(partial(bars, names, ious, "IoU, %"), caption)
+    return made
+
+
+def draw(made: Result, model: Segmenter, scenes: SceneSets, size: int) -> None:
+    """The first held-out scenes: the photo, the truth and the answer side by side."""
+    made.section("Held-out scenes")
+    for name, data in drawn(model, scenes, size):
+        made.image(data, alt=f"{name}: photo, truth and answer", caption=f"{name}: photo, truth, answer")
 
 
 def _mean_iou(rows: Sequence[Row]) -> Row:
     """Of one class over the seeds; None where it is nowhere."""
     found = [row["iou"] for row in rows if row["iou"] is not None]
-    return {"class": rows[0]["class"], "iou": mean_interval(found)[0] if found else None}
+    return {"class": rows[0]["class"], "iou": over_seeds(found).value if found else None}
 
 
 def _percent(metrics: Sequence[Row], name: str) -> Estimate:
@@ -122,22 +152,27 @@ def _percent(metrics: Sequence[Row], name: str) -> Estimate:
 
     Pixels of a scene are not independent, so neither has an interval over pixels.
     """
-    return Estimate(*mean_interval([100.0 * each[name] for each in metrics], 0.0, 100.0))
+    return over_seeds([100.0 * each[name] for each in metrics], PERCENT)
 
 
 def headline(
     metrics: Sequence[Row], scenes: SceneSets, most: int | None, more: str = "", twin: Sequence[Row] | None = None
-) -> list[Number]:
+) -> list[Estimate]:
     """mIoU and pixel accuracy over the (first `most`) held-out scenes, of each seed; `more` ends the remark on the
     first. `twin`: the rows of the same method with the cosine."""
     scored = min(len(scenes.held_out), most or len(scenes.held_out))
     notes = {"mIoU": f"{scored} held-out scene{'s' * (scored != 1)}{more}", "pixel accuracy": ""}
-    numbers = []
-    for name, key in SCORES.items():
-        own, other = _percent(metrics, key), _percent([row["metrics"] for row in twin], key) if twin else Estimate(None)
-        about: dict[str, Any] = {"unit": "%", "better": "higher", "note": notes[name], "twin_name": "cosine"}
-        numbers.append(Number(name, own.value, own.interval, other.value, other.interval, **about))
-    return numbers
+    return [
+        _percent(metrics, key).named(
+            name,
+            unit="%",
+            better="higher",
+            note=notes[name],
+            twin=_percent([row["metrics"] for row in twin], key) if twin else None,
+            twin_name="cosine",
+        )
+        for name, key in SCORES.items()
+    ]
 
 
 def iou_rows(classes: Sequence[str], ious: Sequence[float | None]) -> list[dict[str, Any]]:
@@ -158,46 +193,3 @@ def drawn(model: Segmenter, scenes: SceneSets, size: int) -> list[tuple[str, byt
         row = [photo, *(overlay(photo, each, len(classes)) for each in places)]
         pictures.append((scenes.held_out.pairs[index][0].name, png(np.concatenate(row, axis=1))))
     return pictures
-
-
-def page(
-    config: Config, result: dict[str, Any], environment: dict[str, Any], pictures: Sequence[tuple[str, bytes]]
-) -> Page:
-    """The page of a run, not yet written; `pictures` of scenes by name."""
-    data = result["data"]
-    made = Page(
-        "Open-vocabulary segmentation",
-        subtitle=f"{config.model}, {config.adapt.label}: {data['classes']} classes, {data['train']} scenes, "
-        f"{config.loop.length}",
-    )
-    for note in result["notes"]:
-        made.note(note)
-    made.headline([Number.from_json(number) for number in result["headline"]])
-    methods = by_method(result["methods"])
-    if len(methods) > 1:
-        made.section("Methods under the same budget")
-        made.table(
-            ["method", "trained parameters in CLIP", *(f"{name}, %" for name in SCORES)],
-            [
-                [
-                    label,
-                    rows[0]["trainable"],
-                    *(_percent([row["metrics"] for row in rows], key) for key in SCORES.values()),
-                ]
-                for label, rows in methods.items()
-            ],
-            f"The same decoder at the beginning, crops, order and steps; {config.adapt.label} is the one that was kept",
-        )
-    made.section("Classes")
-    names, ious = [row["class"] for row in result["iou"]], [row["iou"] for row in result["iou"]]
-    caption = "IoU over the held-out scenes, in the colours of the pictures below"
-    more = sum(iou is not None for iou in ious) - MOST_BARS
-    made.figure(bars(names, ious, "IoU, %"), caption + (f"; {more} lower ones are in result.json" if more > 0 else ""))
-    made.section("Held-out scenes")
-    for name, data in pictures:
-        made.image(data, alt=f"{name}: photo, truth and answer", caption=f"{name}: photo, truth, answer")
-    made.section("How it was run")
-    made.command(shlex.join(environment["argv"]))
-    made.details("Configuration", to_dict(config))
-    made.environment(environment)
-    return made

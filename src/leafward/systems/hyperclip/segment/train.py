@@ -9,7 +9,7 @@ from leafward.config import replace
 from leafward.data.scenes import SceneSets, load_scenes, score
 from leafward.engine import Cluster, Experiment, Member, RunDirectory, train_loop
 from leafward.engine.experiment import batch_of
-from leafward.files import read_record
+from leafward.report import Result
 from leafward.systems.hyperclip.methods import arms_of, named
 from leafward.systems.hyperclip.segment import config as settings
 from leafward.systems.hyperclip.segment import model as parts
@@ -45,15 +45,13 @@ class Training(Experiment[Config]):
     def train(self, member: Member[Config], run: RunDirectory, cluster: Cluster) -> dict[str, Any]:
         return train(member, self.scenes[member.seed], run, cluster)
 
-    def conclude(
-        self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]
-    ) -> dict[str, Any]:
-        return parts.summarise(self.config, self.scenes[self.config.loop.seed], results)
+    def conclude(self, run: RunDirectory, members: list[Member[Config]], results: list[dict[str, Any]]) -> Result:
+        return parts.result(self.config, self.scenes[self.config.loop.seed], results)
 
-    def page(self, run: RunDirectory, members: list[Member[Config]], result: dict[str, Any]) -> None:
+    def page(self, run: RunDirectory, found: Result) -> None:
         model = parts.open_model(self.config, run.path).to(self.cluster.device)
-        pictures = parts.drawn(model, self.scenes[self.config.loop.seed], self.config.data.size)
-        parts.page(self.config, result, read_record(run.path / "env.json"), pictures).write(run.report)
+        parts.draw(found, model, self.scenes[self.config.loop.seed], self.config.data.size)
+        super().page(run, found)
 
 
 run = Training.launch
