@@ -2,7 +2,8 @@
 
 `together(world, target, *arguments)` runs `target(*arguments)` on every rank with torchrun's variables set and waits;
 `launch` and `finish` are the same in two steps, for ranks that are to die. `train_system` trains through the recipe's
-own `run`. Targets and arguments must be importable and picklable, as those of any process.
+own `run`, and `command` is the command line. Targets and arguments must be importable and picklable, as those of any
+process.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
+from subprocess import CompletedProcess
+from tempfile import TemporaryDirectory
 from typing import Any
 
 SYSTEMS = ("helm", "hcformer", "himapper", "hyperclip", "hyperclip.segment", "lathadapter", "radial", "superposition")
@@ -35,6 +40,41 @@ PRELOAD = [
 ]
 SPEED = ("time", "seconds", "per_second", "utilisation")
 """Ends of the names of measurements that no two runs share."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A signal comes at the `calls`-th call of a method; SIGTERM on every rank is what torchrun sends."""
+
+    at: str = "leafward.engine.run:RunDirectory.log"
+    """What every step of the loop calls, where nothing else is said."""
+    calls: int = 3
+    number: int = signal.SIGTERM
+
+    def arm(self) -> None:
+        module, _, path = self.at.partition(":")
+        kind, name = path.split(".")
+        owner = getattr(importlib.import_module(module), kind)
+        method, count = getattr(owner, name), [0]
+
+        def counting(*args: Any, **named: Any) -> Any:
+            count[0] += 1
+            if count[0] == self.calls:
+                os.kill(os.getpid(), self.number)
+            return method(*args, **named)
+
+        setattr(owner, name, counting)
+
+
+def exiting(target: Callable[..., Any], *arguments: Any, stop: Stop | None = None, **named: Any) -> None:
+    """Run `target`; if it fails the process ends with the status that the command line would give."""
+    if stop is not None:
+        stop.arm()
+    try:
+        target(*arguments, **named)
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        sys.exit(getattr(error, "exit_code", 1))
 
 
 def free_port() -> int:
@@ -84,6 +124,14 @@ def together(world: int, target: Callable[..., Any], *arguments: Any) -> None:
     assert finish(*started(world, target, *arguments), seconds=400) == [0] * world
 
 
+def command(*words: str, cwd: Path | None = None) -> CompletedProcess[str]:
+    """`leafward WORDS` in a process of its own, as in a terminal of 200 columns without colours."""
+    with TemporaryDirectory() as folder:
+        said = [Path(folder) / name for name in ("stdout", "stderr")]
+        (status,) = finish(launch(_command, words, cwd or Path.cwd(), *said), seconds=400)
+        return CompletedProcess(words, status, *(path.read_text(encoding="utf-8") for path in said))
+
+
 def train_system(
     system: str, settings: Mapping[str, Any], out: Path, resume: bool = False, die_after: int | None = None
 ) -> None:
@@ -119,6 +167,17 @@ def numbers(run: Path) -> dict[tuple[int, str], float]:
         for name, value in line.items()
         if isinstance(value, float) and not name.endswith(SPEED)
     }
+
+
+def _command(words: tuple[str, ...], cwd: Path, out: Path, err: Path) -> None:
+    from leafward.cli.dispatch import entry
+
+    os.chdir(cwd)
+    os.environ |= {"COLUMNS": "200", "TERM": "dumb"}
+    for number, path in ((1, out), (2, err)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    sys.argv = ["leafward", *words]
+    entry()
 
 
 def _as_rank(rank: int, world: int, port: int, target: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

@@ -369,7 +369,8 @@ def _refusal(kind: Any, value: Any, steps: list[str], path: str = "") -> UsageEr
             return _refusal(fields[steps[0]].type, value[steps[0]], steps[1:], _join(path, steps[0]))
         for key in value:
             if key not in fields:
-                known = fields if path else {**fields, **short_names(kind.cls)}
+                short = () if path or not is_settings(kind.cls) else short_names(kind.cls)  # type: ignore[arg-type]
+                known = [*fields, *short]
                 return UsageError(f"unknown key {_join(path, key)!r}; {nearest(key, known)}")
         missing = next(name for name, field in fields.items() if field.required and name not in value)
         return UsageError(f"missing key {_join(path, missing)!r}, which has no default")

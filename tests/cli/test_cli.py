@@ -1,4 +1,4 @@
-"""The command line as a person meets it: help, wrong words, JSON, exit status. Run in fresh processes."""
+"""The command line as a person meets it: help, wrong words, JSON, exit status. Run in processes of their own."""
 
 from __future__ import annotations
 
@@ -21,17 +21,11 @@ from leafward.cli.dispatch import COMMANDS, main
 from leafward.data.samples import embedded
 from leafward.geometry import poincare
 from leafward.systems import PREPARATIONS
+from ranks import command as leafward
 
 EMBEDDING = str(embedded("stories260k_embedding.npy"))
 TINY = ["--features", "40", "--widths", "4", "6", "8", "--decays", "-1", "1", "--laws", "power:1"]
 TINY += ["--steps", "30", "--batch", "32", "--workers", "0"]
-
-
-def leafward(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "200", "TERM": "dumb"}
-    return subprocess.run(
-        [sys.executable, "-m", "leafward.cli", *words], capture_output=True, text=True, cwd=cwd, env=environment
-    )
 
 
 def last_json(done: subprocess.CompletedProcess[str]) -> dict:

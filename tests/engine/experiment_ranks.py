@@ -2,44 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import signal
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import golden_runs
 import torch
 
-from ranks import finish, started
-
-STEPS = "leafward.engine.run:RunDirectory.log"
-"""What every step of the loop calls."""
-
-
-@dataclass(frozen=True)
-class Stop:
-    """SIGTERM comes at the `calls`-th call of the method that `at` names, to every rank, as torchrun sends it."""
-
-    at: str = STEPS
-    calls: int = 3
-
-    def arm(self) -> None:
-        module, _, path = self.at.partition(":")
-        kind, name = path.split(".")
-        owner = getattr(importlib.import_module(module), kind)
-        method, count = getattr(owner, name), [0]
-
-        def counting(*args: Any, **named: Any) -> Any:
-            count[0] += 1
-            if count[0] == self.calls:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return method(*args, **named)
-
-        setattr(owner, name, counting)
+from ranks import Stop, exiting, finish, started
 
 
 def train_rank(
@@ -47,13 +17,7 @@ def train_rank(
 ) -> None:
     """One rank; the status of the process is what the command line would give."""
     torch.manual_seed(0)
-    if stop is not None:
-        stop.arm()
-    try:
-        golden_runs.train(system, settings, data, out, resume=resume)
-    except Exception as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        sys.exit(getattr(error, "exit_code", 1))
+    exiting(golden_runs.train, system, settings, data, out, resume=resume, stop=stop)
 
 
 def train(

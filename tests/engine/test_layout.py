@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -49,10 +50,14 @@ def test_what_is_no_run_has_no_members(tmp_path: Path) -> None:
         members_of(tmp_path)
 
 
+SETTINGS = ModuleType("settings")
+SETTINGS.MAY_CHANGE = ("fails",)  # type: ignore[attr-defined]
+
+
 class Counting(Experiment[dict]):
     """Two members that need no training."""
 
-    recipe, may_change = "counting", ("fails",)
+    recipe, settings = "counting", SETTINGS
 
     def arms(self) -> dict[str, dict]:
         return {"a": {"arm": "a"}, "b": {"arm": "b"}}

@@ -124,7 +124,8 @@ def brief(kind: type[Settings]) -> type[Settings]:
     values: dict[str, Any] = {name: checked(group, getattr(defaults, name)) for name, group in groups.items()}
     values |= {name: getattr(defaults, name) for name in hidden}
     names = {"__annotations__": groups | hidden, "__module__": kind.__module__, "__doc__": kind.__doc__}
-    return type(kind)(kind.__name__, (kind,), names | values, frozen=True)
+    meta: Any = type(kind)
+    return meta(kind.__name__, (kind,), names | values, frozen=True)
 
 
 def gathered(argv: list[str], names: Collection[str]) -> list[str]:

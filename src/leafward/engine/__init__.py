@@ -13,7 +13,7 @@ from leafward._lazy import lazy
 if TYPE_CHECKING:
     from leafward.engine.bookkeeping import Loss
     from leafward.engine.checkpoint import Checkpointer, load_published, load_weights, publish
-    from leafward.engine.config import LoopConfig, OptimConfig
+    from leafward.engine.config import Arms, LoopConfig, OptimConfig
     from leafward.engine.data import DataOrder, batches
     from leafward.engine.distributed import Cluster, RankLostError, create_run, session
     from leafward.engine.executor import JobFailure, Jobs, run_jobs

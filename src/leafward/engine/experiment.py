@@ -12,7 +12,6 @@ import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -35,8 +34,6 @@ C = TypeVar("C")
 T = TypeVar("T")
 Resume = bool | Literal["data-changed"]
 """Whether a run goes on; "data-changed": also where the data are not those that it was started with."""
-PATIENCE = timedelta(days=365)
-"""How long ranks wait for one that works alone."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,6 @@ class Experiment(Generic[C]):
         self.may_change = may_change(self.settings)
         self.out = Path()
         self.fresh = self.data_changed = False
-        self._group: Any = None
 
     @classmethod
     def launch(cls, config: Any, out: str | Path, *, resume: Resume = False, overwrite: bool = False) -> dict[str, Any]:
@@ -175,8 +171,6 @@ class Experiment(Generic[C]):
         out = Path(out)
         self.data_changed, resume = resume == "data-changed", bool(resume)
         self.out, self.fresh = out, not (out.is_dir() and any(out.iterdir()))
-        if self.cluster.world > 1:
-            self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
         members = self.plan(out)
         with releasing():  # the locks of the run and of its members, which the first rank takes
             whole = self._create(out, resume, overwrite, several=not (members and members[0].alone))
@@ -202,7 +196,7 @@ class Experiment(Generic[C]):
         told = None if failure is None else (f"{type(failure).__name__}: {failure}", getattr(failure, "exit_code", 1))
         outcomes: list[Any] = [None] * self.cluster.world
         with Signals():  # whoever waits lets those that train save what they have
-            dist.all_gather_object(outcomes, (value, told), group=self._group)
+            dist.all_gather_object(outcomes, (value, told), group=self.cluster.patient)
         if failure is not None:
             raise failure
         for rank, (_, error) in enumerate(outcomes):

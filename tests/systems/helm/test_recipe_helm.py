@@ -5,9 +5,6 @@ import io
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +18,7 @@ import leafward
 from leafward.cli import data_tokens as tokenise
 from leafward.cli.evaluate import parse as choose
 from leafward.cli.train import parse
-from leafward.config import checked, replace, save_yaml
+from leafward.config import checked, replace
 from leafward.data.text import train_tokenizer
 from leafward.engine import Interrupted, LoopConfig, OptimConfig
 from leafward.errors import DataError, UsageError
@@ -29,6 +26,7 @@ from leafward.systems.helm import LanguageTask, evaluate_sample
 from leafward.systems.helm import config as helm
 from leafward.systems.helm import evaluate as evaluate_language
 from leafward.systems.helm import train as train_helm
+from ranks import together
 
 LOOP = LoopConfig(steps=6, batch_size=4, eval_every=3, checkpoint_every=2, log_every=1, device="cpu")
 # A large eps: with the usual one a gradient that is zero but for rounding moves a weight by the whole learning rate.
@@ -335,30 +333,11 @@ def test_the_command_line_knows_presets_and_engine_flags():
     assert set(helm.PRESETS) == {make().model for make in helm.PRESETS.values()}
 
 
-RANK = """
-import sys
-from pathlib import Path
-from leafward.config import load_yaml
-from leafward.systems.helm import config as helm
-from leafward.systems.helm import train as train_helm
-out = Path(sys.argv[1])
-settings = load_yaml(helm.Config, out / "config.yaml")
-train_helm.run(settings, out / "run")
-"""
-
-
 @pytest.mark.slow
 def test_two_ranks_equal_one(data, finished, tmp_path):
     """By FSDP2: metrics and weights."""
     sharded = config(data, model="helm-mice-tiny", prompt="The fox", loop=replace(LOOP, strategy="fsdp"))
-    save_yaml(sharded, tmp_path / "config.yaml")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, "-c", RANK, str(tmp_path)]
-    ranks = [subprocess.Popen(command, env=shared | {"RANK": rank, "LOCAL_RANK": rank}) for rank in "01"]
-    assert [rank.wait(300) for rank in ranks] == [0, 0]
+    together(2, train_helm.run, sharded, tmp_path / "run")
     (lines, weights), (expected_lines, expected) = kept(tmp_path / "run"), kept(finished[0])
     assert len(lines) == len(expected_lines)
     for line, expected_line in zip(lines, expected_lines, strict=True):

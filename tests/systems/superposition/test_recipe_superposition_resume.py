@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
-import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from leafward.config import replace, to_dict
+from leafward.config import replace
 from leafward.errors import LeafwardError
 from leafward.systems.superposition import packs
 from leafward.systems.superposition import train as train_superposition
 from leafward.systems.superposition.config import Config
+from ranks import Stop, exiting, finish, launch
 
 CONFIG = replace(
     Config(),
@@ -34,30 +35,8 @@ CONFIG = replace(
     eval_rows=64,
     checkpoint_every=50,
 )
-PROGRAM = """
-import json, sys
-from leafward.engine import Interrupted
-from leafward.config import checked
-from leafward.systems.superposition import config as superposition
-from leafward.systems.superposition import train as train_superposition
-if __name__ == "__main__":
-    try:
-        train_superposition.run(checked(superposition.Config, json.loads(sys.argv[1])), sys.argv[2])
-    except Interrupted as stopped:
-        sys.exit(stopped.exit_code)
-"""
-
-
-def launch(config: Config, out: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", PROGRAM, json.dumps(to_dict(config)), str(out)])
-
-
-def wait_for(condition: Any, process: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + 120
-    while not condition():
-        assert process.poll() is None, "the run ended before it could be stopped"
-        assert time.monotonic() < end
-        time.sleep(0.005)
+SAVES = "leafward.systems.superposition.fleet:Fleet.state_dict"
+"""What each pack calls every 50 of its 400 steps."""
 
 
 def without_time(path: Path) -> dict[str, Any]:
@@ -74,11 +53,10 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_stopped_in_the_middle_and_resumed(tmp_path, unbroken, number):
     out = tmp_path / "run"
-    process = launch(CONFIG, out)
-    wait_for(lambda: len(list(out.glob("checkpoints/*/result.json"))) == 1, process)
-    wait_for(lambda: len(list(out.glob("checkpoints/*/state.safetensors"))) == 2, process)
-    process.send_signal(number)
-    assert process.wait() == (143 if number == signal.SIGTERM else -signal.SIGKILL)
+    process = launch(partial(exiting, stop=Stop(SAVES, 10, number)), train_superposition.run, CONFIG, out)
+    assert finish(process) == [143 if number == signal.SIGTERM else -signal.SIGKILL]
+    assert len(list(out.glob("checkpoints/*/result.json"))) == 1
+    assert len(list(out.glob("checkpoints/*/state.safetensors"))) == 2
     assert not (out / "result.json").exists()
     train_superposition.run(CONFIG, out, resume=True)
     assert without_time(out) == without_time(unbroken)
@@ -90,10 +68,14 @@ def test_stopped_in_the_middle_and_resumed(tmp_path, unbroken, number):
 def test_processes_stop_with_their_parent_and_give_the_same_result(tmp_path, unbroken):
     out = tmp_path / "run"
     config = replace(CONFIG, processes=2)
-    process = launch(config, out)
-    wait_for(lambda: list(out.glob("checkpoints/*/state.safetensors")), process)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait() == 143
+    process = launch(exiting, train_superposition.run, config, out)
+    deadline = time.monotonic() + 240
+    while not list(out.glob("checkpoints/*/state.safetensors")):
+        assert process.is_alive(), "the run ended before it could be stopped"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGTERM)
+    assert finish(process) == [143]
     saved = [path.stat().st_mtime_ns for path in out.glob("checkpoints/*/state.safetensors")]
     time.sleep(1)
     assert saved == [path.stat().st_mtime_ns for path in out.glob("checkpoints/*/state.safetensors")]
