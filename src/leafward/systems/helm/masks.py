@@ -89,7 +89,13 @@ def _backend(
     """The attention function that transformers has under the name the model is set to, with its mask."""
     make = create_causal_mask if config.sliding_window is None else create_sliding_window_causal_mask
     positions = None if documents is None else _positions(documents)
-    mask = make(config, x, None if documents is not None else mask, cache, positions)
+    mask = make(
+        config=config,
+        inputs_embeds=x,
+        attention_mask=None if documents is not None else mask,
+        past_key_values=cache,
+        position_ids=positions,
+    )
     function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(config._attn_implementation, eager_attention)
 
     def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
