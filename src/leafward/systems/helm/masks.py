@@ -47,7 +47,7 @@ def rule_of(
     """What the tokens x (B,T,n) at `places` (T,) see. `mask`: (B,S), 1 for tokens, or one for all pairs (B,·,T,S);
     `documents` (B,T): ids of packed sequences; `more`: what else an attention function may be told."""
     _check(x, mask, documents, cache, more)
-    own = config._attn_implementation == OWN
+    own = config._attn_implementation in (None, OWN)
     if mask is not None and mask.ndim == 4 and (own or "cache" in more):
         return Visible(given=mask if mask.is_floating_point() else mask.bool())
     if not own:
@@ -96,7 +96,8 @@ def _backend(
         past_key_values=cache,
         position_ids=positions,
     )
-    function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(config._attn_implementation, eager_attention)
+    name = config._attn_implementation or OWN
+    function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention)
 
     def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return function(module, q, k, v, mask, scaling=1.0, dropout=0.0, **more)[0].transpose(1, 2)
