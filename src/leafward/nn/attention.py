@@ -135,8 +135,7 @@ class Attention(_Scored):
         """Lanes of queries (B,H,T,·), keys and values (B,G,T,·)."""
         qkv, space = self.qkv, self.space
         served = kernels.serve(s) and kernels.head_lanes_fits(working_dtype(s))
-        known = qkv.plain and qkv.time_weight is not None and qkv.bias is not None
-        if served and table is not None and known:
+        if served and table is not None and qkv.plain and qkv.time_weight is not None and qkv.bias is not None:
             t = space.time(s) if t is None else t
             parts = F.linear(s, qkv.weight), qkv.bias, t, qkv.time_weight
             return kernels.head_lanes(*parts, table, self.scale, self.heads, self.kv_heads, space.c)

@@ -100,9 +100,9 @@ class Head(nn.Module):
         """The features (..., K) of `lanes`: logits are these times `weight`ᵀ."""
         return self.lanes(s)[0]
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any, **more: Any) -> None:
         renamed(state_dict, f"{prefix}weight", f"{prefix}linear.weight")
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        super()._load_from_state_dict(state_dict, prefix, *rest, **more)
 
 
 def chunked_cross_entropy(features: Tensor, matrix: Tensor, targets: Tensor, ignore_index: int = IGNORED) -> Tensor:

@@ -98,10 +98,10 @@ class Linear(nn.Module):
         y = F.linear(x.flatten(-2), weight.flatten(1), self.bias)
         return y if self.rescale == 1.0 else y * self.rescale
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any, **more: Any) -> None:
         for name in ("weight", "bias"):
             renamed(state_dict, f"{prefix}{name}", f"{prefix}linear.{name}")
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        super()._load_from_state_dict(state_dict, prefix, *rest, **more)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, points={self.points}, {self.space}"

@@ -47,7 +47,7 @@ def rule_of(
     """What the tokens x (B,T,n) at `places` (T,) see. `mask`: (B,S), 1 for tokens, or one for all pairs (B,·,T,S);
     `documents` (B,T): ids of packed sequences; `more`: what else an attention function may be told."""
     _check(x, mask, documents, cache, more)
-    own = config._attn_implementation == OWN
+    own = config._attn_implementation in (None, OWN)
     if mask is not None and mask.ndim == 4 and (own or "cache" in more):
         return Visible(given=mask if mask.is_floating_point() else mask.bool())
     if not own:
@@ -89,8 +89,15 @@ def _backend(
     """The attention function that transformers has under the name the model is set to, with its mask."""
     make = create_causal_mask if config.sliding_window is None else create_sliding_window_causal_mask
     positions = None if documents is None else _positions(documents)
-    mask = make(config, x, None if documents is not None else mask, cache, positions)
-    function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(config._attn_implementation, eager_attention)
+    mask = make(
+        config=config,
+        inputs_embeds=x,
+        attention_mask=None if documents is not None else mask,
+        past_key_values=cache,
+        position_ids=positions,
+    )
+    name = config._attn_implementation or OWN
+    function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention)
 
     def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return function(module, q, k, v, mask, scaling=1.0, dropout=0.0, **more)[0].transpose(1, 2)

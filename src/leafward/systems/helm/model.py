@@ -169,7 +169,8 @@ class HelmPreTrainedModel(PreTrainedModel):
         """As transformers does it; weights may have the names that earlier versions gave them."""
         found = super().from_pretrained(*args, key_mapping={**FORMER_NAMES, **(key_mapping or {})}, **kwargs)
         model = found[0] if isinstance(found, tuple) else found
-        model._weight_conversions = None  # else they would be saved under their former names
+        # Else they would be saved under their former names.
+        model._weight_conversions = None  # pyright: ignore[reportArgumentType]
         return found
 
     def no_weight_decay(self) -> set[str]:
@@ -306,10 +307,10 @@ class HelmForCausalLM(HelmPreTrainedModel, GenerationMixin):
         """For tools that multiply what it returns by the weight of the head themselves."""
         return Augmented(self)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any, **more: Any) -> None:
         for name in ("weight", "time_weight", "log_scale"):
             renamed(state_dict, f"{prefix}head.{name}", f"{prefix}lm_head.{name}")
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        super()._load_from_state_dict(state_dict, prefix, *rest, **more)
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
