@@ -22,7 +22,7 @@ VERSIONS = sorted(path.name for path in FORMATS.iterdir() if path.is_dir() and p
 
 
 def test_public_names_change_only_on_purpose():
-    """A name that goes is deprecated first (docs/conventions.md, "Public names"); python tests/api.py writes the list."""
+    """A name that goes is deprecated first (docs/conventions.md, "Public names"). The list: python tests/api.py"""
     listed, found = api.LIST.read_text(encoding="utf-8").split(), api.names()
     gone, new = sorted(set(listed) - set(found)), sorted(set(found) - set(listed))
     assert not gone, f"public names that are gone: {gone}; deprecate them first, then run python tests/api.py"
