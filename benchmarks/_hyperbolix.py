@@ -23,14 +23,15 @@ def contenders(python: Path) -> dict[str, Callable]:
 
     folder = Path(tempfile.mkdtemp(prefix="hyperbolix-"))
     worker = subprocess.Popen([python, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={})
-    assert worker.stdin is not None
-    assert worker.stdout is not None
+    tasks, answers = worker.stdin, worker.stdout
+    assert tasks is not None
+    assert answers is not None
 
     def measured(space: str, u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         for name, tensor in (("u", u), ("v", v)):
             np.save(folder / f"{name}.npy", tensor.detach().numpy())
-        print(json.dumps({"space": space, "folder": str(folder)}), file=worker.stdin, flush=True)
-        if not worker.stdout.readline():
+        print(json.dumps({"space": space, "folder": str(folder)}), file=tasks, flush=True)
+        if not answers.readline():
             raise RuntimeError(f"{python} cannot run hyperbolix")
         return torch.from_numpy(np.load(folder / "d.npy"))
 
