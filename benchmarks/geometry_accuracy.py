@@ -4,7 +4,9 @@
     python benchmarks/geometry_accuracy.py --markdown   # the tables of docs/conventions.md
 
 Every figure is end to end: tangent vectors at the origin are rounded to the type, mapped to points and measured in
-it; the reference takes the same rounded vectors. Dimension 16, curvature -1. geoopt is left out where not installed.
+it; the reference takes the same rounded vectors. Dimension 16, curvature -1. geoopt is left out where not installed;
+hyperbolix has its own environment (python3.12 -m venv peers; peers/bin/pip install hyperbolix) and is named to the
+benchmark by --hyperbolix peers/bin/python.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import mpmath as mp
 import torch
 from torch import Tensor
 
+import _hyperbolix
 import hyperbolic_reference as reference
 from _timing import markdown
 from leafward.geometry import Lorentz, PoincareBall
@@ -38,6 +42,8 @@ def ours() -> dict[str, Distance]:
     space, ball = Lorentz(1.0), PoincareBall(1.0)
     return {
         "Lorentz dist": lambda u, v: space.dist(space.expmap0(u), space.expmap0(v)),
+        "Lorentz dist, precise": lambda u, v: space.dist(space.expmap0(u), space.expmap0(v), precise=True),
+        "Lorentz tangent_dist": space.tangent_dist,
         "Lorentz cdist": lambda u, v: space.cdist(space.expmap0(u), space.expmap0(v)).diagonal(),
         "Lorentz cdist fast": lambda u, v: space.cdist(space.expmap0(u), space.expmap0(v), precise=False).diagonal(),
         # a coordinate vector at the ball's origin is twice as long as its norm says
@@ -182,9 +188,18 @@ def table(rows: list[dict[str, object]], form: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--markdown", action="store_true", help="print tables instead of JSON")
+    parser.add_argument(
+        "--hyperbolix", type=Path, help="a Python (3.12 or newer) that has hyperbolix, to compare with it"
+    )
     arguments = parser.parse_args()
+    # Its gradients stay in JAX, so it has no column in the third table.
+    apart = {} if arguments.hyperbolix is None else _hyperbolix.contenders(arguments.hyperbolix)
     contenders = ours() | peers()
-    result = {"accuracy": accuracy(contenders), "trust_radius": trust(), "gradient_length": gradients(contenders)}
+    result = {
+        "accuracy": accuracy(contenders | apart),
+        "trust_radius": trust(),
+        "gradient_length": gradients(contenders),
+    }
     if not arguments.markdown:
         print(json.dumps(result, indent=2, ensure_ascii=False))
         return

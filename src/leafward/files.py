@@ -10,7 +10,7 @@ import stat
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -156,6 +156,13 @@ def whole_path(name: str) -> str:
     if at and Path(weights).is_file():
         return f"{model}@{Path(weights).resolve()}"
     return str(Path(name).resolve()) if name and os.path.exists(name) else name
+
+
+def check_version(record: Mapping[str, Any], newest: int, what: str) -> None:
+    """Refuse what a later leafward wrote in a format that this one does not know; without a version it is the first."""
+    version = record.get("version", 1)
+    if not isinstance(version, int) or not 1 <= version <= newest:
+        raise DataError(f"{what} has format version {version!r}; this leafward reads versions up to {newest}")
 
 
 def check_ending(path: str | os.PathLike[str], allowed: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import geometry_accuracy
@@ -166,3 +167,41 @@ def test_all_pairs_take_few_tensors_of_their_size():
     with _Passes(40 * 70) as passes:
         pairs.ball_distances(points[:40], points, 1.0).backward(upstream)
     assert passes.new <= 14
+
+
+class _NoFloat64(TorchDispatchMode):
+    """A device that has no float64, as mps."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.device.type == "mps":
+            assert result.dtype != torch.float64, function
+        return result
+
+
+def test_on_a_device_without_float64():
+    """All but what is float64 by definition runs there; and that says so. No Mac is needed."""
+    with FakeTensorMode(), _NoFloat64():
+        u = torch.empty(5, 2, device="mps")
+        ball = PoincareBall(1.0)
+        for found in (
+            *(
+                f(u, u, 1.0)
+                for f in (lorentz.dist, lorentz.tangent_dist, lorentz.logmap, lorentz.expmap, lorentz.length)
+            ),
+            *(f(u, 1.0) for f in (lorentz.expmap0, lorentz.logmap0, lorentz.lift, lorentz.dist0, lorentz.to_poincare)),
+            *(f(u, u) for f in (ball.dist, ball.logmap, ball.expmap, ball.exterior_angle, ball.norm, ball.mobius_add)),
+            *(lorentz.transport(u, u, u, 1.0), lorentz.inner(u, u, u, 1.0)),
+            *(ball.cdist(u, u, precise=False), pairs.distances(u, u, 1.0, precise=False), ball.centroid(u)),
+        ):
+            assert found.device.type == "mps"
+            assert found.dtype == torch.float32
+        for refused in (
+            lambda: pairs.distances(u, u, 1.0),
+            lambda: pairs.tangent_distances(u, u, 1.0),
+            lambda: pairs.exterior_angles(u, u, 1.0),
+            lambda: lorentz.dist(u, u, 1.0, precise=True),
+            lambda: ball.dist(u, u, precise=True),
+        ):
+            with pytest.raises(ValueError, match="float64, which the device mps does not have"):
+                refused()

@@ -26,10 +26,10 @@ from leafward.adapters.surface import (
 )
 from leafward.config import checked, to_dict
 from leafward.errors import DataError, UsageError, nearest
-from leafward.files import LARGEST_UNPACKED, check_size, read_record, replacing, write_json
+from leafward.files import LARGEST_UNPACKED, check_size, check_version, read_record, replacing, write_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-FORMAT = "leafward-adapter"
+FORMAT, VERSION = "leafward-adapter", 1
 
 Model = TypeVar("Model", bound=nn.Module)
 PathLike = str | os.PathLike[str]
@@ -50,6 +50,7 @@ def save_pretrained(model: nn.Module, directory: PathLike, name: str | None = No
         directory / CONFIG,
         {
             "format": FORMAT,
+            "version": VERSION,
             "method": adapter.config.method,
             "leafward_version": __version__,
             "base_model": {
@@ -99,6 +100,7 @@ def read_config(directory: PathLike) -> dict[str, Any]:
         raise DataError(f"{directory} does not hold an adapter: {error}") from error
     if record.get("format") != FORMAT:
         raise DataError(f"{path} was not written by leafward: its format is not {FORMAT!r}")
+    check_version(record, VERSION, str(path))
     method = record.get("method")
     if not isinstance(method, str) or method not in METHODS:
         raise DataError(f"{path}: unknown method {method!r}; {nearest(str(method), METHODS)}")

@@ -18,10 +18,19 @@ from typing import Any, Self
 from leafward.config import config_hash, flatten, parse_yaml, save_yaml, to_dict
 from leafward.engine import inputs, lock
 from leafward.errors import DataError, LeafwardError, UsageError
-from leafward.files import LARGEST_RECORD, finite, read_bytes, read_record, read_text, replacing, write_json
+from leafward.files import (
+    LARGEST_RECORD,
+    check_version,
+    finite,
+    read_bytes,
+    read_record,
+    read_text,
+    replacing,
+    write_json,
+)
 
 CONFIG, ENV, METRICS, RESULT, REPORT = "config.yaml", "env.json", "metrics.jsonl", "result.json", "report.html"
-FORMAT = "leafward-run"
+FORMAT, VERSION = "leafward-run", 1
 CHECKPOINTS, BOARD, BAD_BATCH = "checkpoints", "tensorboard", "nonfinite-"
 MODEL, MEMBERS, CELLS, FIGURES = "model", "members", "cells", "figures"
 EVALUATION = ("evaluation.json", "evaluation.html", "evaluation")
@@ -116,6 +125,8 @@ class RunDirectory:
             text = read_text(path / CONFIG, LARGEST_RECORD)
         except DataError as error:
             raise DataError(f"{path} is not a run directory: {error}") from error
+        if (path / ENV).is_file():
+            check_version(read_record(path / ENV), VERSION, f"the run directory {path}")
         config = parse_yaml(text, str(path / CONFIG))
         for name, copy in inputs.kept(path).items():
             _set(config, name, str(copy))
@@ -373,6 +384,7 @@ def environment(config: Mapping[str, Any]) -> dict[str, Any]:
     packages = ("leafward", "torch", "numpy", "safetensors", "transformers", "timm")
     return {
         "format": FORMAT,
+        "version": VERSION,
         "python": platform.python_version(),
         "versions": {name: version for name in packages if (version := _version(name))},
         "commit": _commit(),

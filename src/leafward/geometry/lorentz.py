@@ -25,6 +25,7 @@ from leafward.geometry.scalars import (
     asinhc,
     bounded,
     dot,
+    double,
     hypot,
     largest,
     narrow,
@@ -133,7 +134,7 @@ def dist(x: Tensor, y: Tensor, c: Curv, precise: bool = False) -> Tensor:
 
 
 def _exact(x: Tensor) -> Polar:
-    z = tame(x).double()
+    z = double(tame(x))
     return z, norm(z)
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from leafward.geometry import lorentz, poincare
-from leafward.geometry.scalars import Curv, asinh, atan2, dot, largest, norm, sqrt, tame, tiny, unit, wide
+from leafward.geometry.scalars import Curv, asinh, atan2, dot, double, largest, norm, sqrt, tame, tiny, unit, wide
 
 #: In float64: ρ beyond which sinh ρ_u sinh ρ_v might overflow.
 _FARTHEST = 350.0
@@ -34,7 +34,7 @@ def distances(x: Tensor, y: Tensor, c: Curv | None, precise: bool = True) -> Ten
     S cancels for near pairs far from the origin, so the product is taken in float64 unless ``precise=False``, which
     uses the input's own precision: faster, for far pairs only (absolute error of cosh √c d about 1e-7 · cosh² ρ).
     """
-    p, q = (tame(z).to(_product_type(x, precise)) for z in (x, y))
+    p, q = (_for_product(tame(z), precise) for z in (x, y))
     return (_flat if c is None else _curved)(p, q, c, x.dtype)  # pyright: ignore[reportArgumentType]
 
 
@@ -43,8 +43,7 @@ def ball_distances(p: Tensor, q: Tensor, c: Curv, precise: bool = True) -> Tenso
 
     They are taken to the hyperboloid in the type of the product, so that they are not rounded on the way.
     """
-    dtype = _product_type(p, precise)
-    x, y = (poincare.to_lorentz(poincare.project(z, c).to(dtype), c) for z in (p, q))
+    x, y = (poincare.to_lorentz(_for_product(poincare.project(z, c), precise), c) for z in (p, q))
     return _curved(x, y, c, p.dtype)
 
 
@@ -74,7 +73,7 @@ def exterior_angles(lower: Tensor, upper: Tensor, c: Curv | None) -> Tensor:
     theorem gives tan²(Ξ/2) = f(s) f(s−a) / (f(s−b) f(s−d)) for the exterior angle, with f = sinh(√c ·), in flat space
     f = identity. Differences of lengths cancel near the ray, hence float64. The angle at the origin is zero.
     """
-    p, q = tame(lower).double(), tame(upper).double()
+    p, q = double(tame(lower)), double(tame(upper))
     a, b = (norm(z) if c is None else lorentz.dist0(z, c).unsqueeze(-1) for z in (p, q))
     b, d = b.mT, distances(p, q, c)
     half = 0.5 * (a + b + d)
@@ -87,8 +86,8 @@ def exterior_angles(lower: Tensor, upper: Tensor, c: Curv | None) -> Tensor:
     return torch.where(b > tiny(lower.dtype), 2.0 * atan2(above, below), 0.0).to(lower.dtype)
 
 
-def _product_type(x: Tensor, precise: bool) -> torch.dtype:
-    return torch.float64 if precise else wide(x).dtype
+def _for_product(x: Tensor, precise: bool) -> Tensor:
+    return double(x) if precise else wide(x)
 
 
 def _flat(p: Tensor, q: Tensor, _c: None, dtype: torch.dtype) -> Tensor:
@@ -115,7 +114,7 @@ def _scaled(x: Tensor, c: Curv) -> tuple[Tensor, Tensor]:
 
 def _ray(z: Tensor, c: Curv | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Direction in float64 (..., n) and ρ, in flat space the length, in `dtype` (..., 1) of tangents (..., n)."""
-    exact = z.double()
+    exact = double(z)
     length = norm(exact)
     if c is None:
         return unit(exact, length), length.clamp_max(largest(z.dtype)).to(dtype)

@@ -17,6 +17,7 @@ from leafward.geometry.scalars import (
     atanhc,
     bounded,
     dot,
+    double,
     narrow,
     norm,
     polar,
@@ -97,7 +98,7 @@ def dist(p: Tensor, q: Tensor, c: Curv, precise: bool = False) -> Tensor:
     """
     dtype = p.dtype
     if precise:
-        p, q = (project(z, c).double() for z in (p, q))
+        p, q = (double(project(z, c)) for z in (p, q))
     (x, a, s), (y, b, r) = _polar(p, c), _polar(q, c)
     half = c**0.5 * norm(s * x - r * y) * (torch.rsqrt(_room(a)) * torch.rsqrt(_room(b)))
     return (2.0 / c**0.5 * asinh(half)).squeeze(-1).to(dtype)

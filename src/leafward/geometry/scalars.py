@@ -25,6 +25,16 @@ def wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in _HALF else x
 
 
+def double(x: Tensor) -> Tensor:
+    """`x` in float64, which not every device has."""
+    if x.device.type == "mps":
+        raise ValueError(
+            "this is computed in float64, which the device mps does not have: pass precise=False where that is "
+            "offered, or tensors on the CPU"
+        )
+    return x.double()
+
+
 def some(x: Tensor) -> None:
     """Refuse an empty set of points (..., k, n): it has no centre."""
     if x.shape[-2] == 0:
