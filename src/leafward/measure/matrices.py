@@ -53,14 +53,15 @@ def open_matrix(target: Target, *, tensor: str | None = None, fold_norm: bool = 
         return from_npy(path)
     if path.suffix == ".npz":
         return from_npz(path, tensor)
-    catalogue = _catalogue(path)
+    catalogue = catalogue_at(path)
     name = tensor or catalogue.only_matrix()
     source = catalogue.rows(name)
     notes = (*catalogue.notes(), *feature_notes(name))
     return Matrix(target=text, tensor=name, source=source, rows=source.shape[0], notes=notes)
 
 
-def _catalogue(path: Path) -> Catalogue:
+def catalogue_at(path: Path) -> Catalogue:
+    """The tensors of a safetensors file, an index, or a folder of them."""
     if path.is_dir():
         return catalogue_of(path)
     refuse_pickle(path)
