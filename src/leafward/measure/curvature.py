@@ -1,14 +1,15 @@
 """The curvature of best fit: of all spaces of constant curvature κ = −c, which one holds these distances best?
 
-A space of curvature κ and dimension r holds n points with distances D exactly where a matrix of D has the right signature:
+A space of curvature κ and dimension r holds n points with distances D exactly where a matrix of D has the right
+signature:
 
     κ = −c < 0   cosh(√c D)   one positive eigenvalue, at most r negative ones       (hyperbolic)
     κ = 0        −½ J D² J    at most r positive eigenvalues, J = I − 11ᵀ/n           (classical scaling)
     κ > 0        cos(√κ D)    at most r + 1 positive eigenvalues, none negative       (sphere)
 
-Points are read off the leading eigenvectors, brought back to the space, and their distances d̂ compared with D by Kruskal's
-stress √(Σ(d − d̂)²/Σd²). The κ of least stress is found on a grid and refined. Rows of a matrix are points of a flat
-space of m dimensions, where κ = 0 is exact; the question is which curvature holds them in few dimensions r.
+Points are read off the leading eigenvectors, brought back to the space, and their distances d̂ compared with D by
+Kruskal's stress √(Σ(d − d̂)²/Σd²). The κ of least stress is found on a grid and refined. Rows of a matrix are points of
+a flat space of m dimensions, where κ = 0 is exact; the question is which curvature holds them in few dimensions r.
 
 All curvatures here are in units of the mean distance: κ·(mean d)².
 """

@@ -4,9 +4,9 @@ With r_j the distance of a row to its j-th nearest, μ = r_{2k}/r_k follows in a
 
     f(μ) = d (μ^d − 1)^{k−1} / (B(k, k) μ^{(2k−1)d+1}),  μ ≥ 1
 
-whatever the density of the rows is, as long as it is constant over r_{2k} (Denti et al. 2022, GRIDE). k = 1 is TwoNN (Facco
-et al. 2017): f = d μ^{−d−1}, whose maximum-likelihood estimate is (n − 1)/Σ ln μ. Larger k looks at larger scales: where d
-falls with k, small distances were noise.
+whatever the density of the rows is, as long as it is constant over r_{2k} (Denti et al. 2022, GRIDE). k = 1 is TwoNN
+(Facco et al. 2017): f = d μ^{−d−1}, whose maximum-likelihood estimate is (n − 1)/Σ ln μ. Larger k looks at larger
+scales: where d falls with k, small distances were noise.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Near-duplicate rows: clusters of rows that are nearly the same vector, such as the unused tokens of a vocabulary.
 
 Two rows are near-duplicates where their distance is at most a twentieth of the root mean square distance of two rows.
-Clusters are the connected parts of that relation. Among more rows than the sample holds, clusters are found in the sample
-and then filled up: every row that near to the middle of a cluster belongs to it. A pair that the sample does not hold
-together is not seen.
+Clusters are the connected parts of that relation. Among more rows than the sample holds, clusters are found in the
+sample and then filled up: every row that near to the middle of a cluster belongs to it. A pair that the sample does not
+hold together is not seen.
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ from leafward.measure.ricci import NEIGHBOURS, neighbour_ricci
 SAMPLE = 4096
 WIDE = 16
 LEAST_ROWS = 16
+PARTS = 8
+LEAST_PART = 40
 Figures = dict[str, Measured]
 
 
@@ -27,20 +29,30 @@ def distances_of(sample: np.ndarray, curvature: float | None) -> np.ndarray:
 
 def sampled_figures(sample: np.ndarray, distances: np.ndarray, seed: int) -> Figures:
     """All figures of a sample (n, m) with its distances (n, n); unknown where fewer than 16 rows differ."""
-    near_index, near = dist.nearest(distances, 2 * WIDE)
     relative = relative_delta(distances)
-    found = {
+    return {
         "crowding": crowding(sample),
         "delta": mean_delta(distances, seed=seed),
         "delta_rel": relative,
         "c_literature": literature_curvature(relative),
         "curvature": best_curvature(distances),
-        "ricci": neighbour_ricci(near_index[:, :NEIGHBOURS], seed=seed),
-        "dimension": two_nn(near),
-        "dimension_wide": gride(near, WIDE),
         "duplicates": duplicate_share(distances),
-    }
-    return found
+    } | neighbour_figures(distances, seed)
+
+
+def neighbour_figures(distances: np.ndarray, seed: int) -> Figures:
+    """What nearest neighbours tell, in each of `PARTS` disjoint parts of the sample.
+
+    Neighbourhoods of one graph share the rows that are near to many others, so that its edges and rows are no
+    independent measurements; graphs of different rows are.
+    """
+    found: dict[str, list[float]] = {"ricci": [], "dimension": [], "dimension_wide": []}
+    for part in groups_of(len(distances), PARTS, LEAST_PART):
+        index, near = dist.nearest(distances[part, part], 2 * WIDE)
+        found["ricci"].append(neighbour_ricci(index[:, :NEIGHBOURS], seed=seed))
+        found["dimension"].append(two_nn(near).value)
+        found["dimension_wide"].append(gride(near, WIDE).value)
+    return {name: over_groups(values) for name, values in found.items()}
 
 
 def varied(distances: np.ndarray) -> bool:

@@ -54,7 +54,7 @@ def open_folder(path: Path) -> Found:
 
 
 def of_catalogue(catalogue: Catalogue, label: str, kind: str, **more: Any) -> Found:
-    """The floating tensors of safetensors files: also fp8 ones, times their scales, and HELM's with their time column."""
+    """The floating tensors of safetensors files: fp8 ones times their scales, HELM's with their time column."""
     described = catalogue.described()
     entries, skipped, notes = {}, {}, [*catalogue.notes()]
     for name, (shape, dtype) in described.items():
@@ -121,9 +121,7 @@ def _spread(factor: torch.Tensor, shape: tuple[int, int], start: int, stop: int)
     """The scale of rows start … stop − 1: factor (), (n,), (n, 1) or (blocks, blocks) of a matrix of this shape."""
     if factor.ndim < 2:
         factor = factor.reshape(-1, 1)
-    blocks = [
-        size if parts == 1 else _block(size, parts) for size, parts in zip(shape, factor.shape, strict=True)
-    ]
+    blocks = [size if parts == 1 else _block(size, parts) for size, parts in zip(shape, factor.shape, strict=True)]
     rows = torch.arange(start, stop) // blocks[0]
     columns = torch.arange(shape[1]) // blocks[1]
     return factor[rows][:, columns]
@@ -153,6 +151,7 @@ def _model(path: Path) -> Found:
             note = "points of the hyperboloid by their space parts; distances are Lorentzian"
             entries[name] = replace(entries[name], curvature=float(text.get("curvature", 1.0)), notes=(note,))
         head = head or next((name for name in entries if name.endswith("head.weight")), None)
+        found = replace(found, kind="HELM model")
     found = replace(found, entries=entries, head=head if head in entries else None)
     return _with_tokens(found, path, text)
 

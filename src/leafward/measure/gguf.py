@@ -1,7 +1,7 @@
 """GGUF files (llama.cpp): header, vocabulary, and rows dequantised as they are read.
 
-A file is: magic, version, counts, key-value pairs, tensor descriptions, padding, data. Quantised rows are sequences of blocks
-of 32 or 256 numbers, each with its own scales; the layouts are those of ggml's documentation.
+A file is: magic, version, counts, key-value pairs, tensor descriptions, padding, data. Quantised rows are sequences of
+blocks of 32 or 256 numbers, each with its own scales; the layouts are those of ggml's documentation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 
 @dataclass(frozen=True)
 class Kind:
-    """A type of stored numbers: its name, numbers and bytes of a block, and (rows, blocks, bytes) -> (rows, numbers)."""
+    """A type of stored numbers: name, numbers and bytes of a block, and (rows, blocks, bytes) -> numbers."""
 
     name: str
     size: int
@@ -133,7 +133,9 @@ def _opener(
             raise DataError(f"{path} is truncated: {name} ends beyond it")
 
         def read(first: int, last: int) -> torch.Tensor:
-            held = np.memmap(path, dtype=np.uint8, mode="r", offset=start + first * stride, shape=((last - first) * stride,))
+            held = np.memmap(
+                path, dtype=np.uint8, mode="r", offset=start + first * stride, shape=((last - first) * stride,)
+            )
             blocks = np.array(held).reshape(last - first, width // kind.size, kind.bytes)
             return torch.from_numpy(np.ascontiguousarray(kind.unpack(blocks).reshape(last - first, width)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from leafward.errors import DataError, LeafwardError, require
@@ -17,15 +18,13 @@ def cached_folder(text: str) -> Path:
     name, _, revision = text.partition("@")
     if not NAME.fullmatch(name) or name.startswith((".", "/")):
         raise DataError(
-            f"no such file or directory: {text} (a model of the hub is org/name[@revision], a zoo is named as timm:NAME "
-            "or open_clip:NAME)"
+            f"no such file or directory: {text} (a model of the hub is org/name[@revision], one of a zoo timm:NAME or "
+            "open_clip:NAME)"
         )
     hub = require("huggingface_hub", "lm")
     options = {"repo_id": name, "revision": revision or None, "allow_patterns": list(WEIGHTS)}
-    try:
+    with suppress(Exception):  # not in the cache, in whatever way the library says so
         return Path(hub.snapshot_download(**options, local_files_only=True))
-    except Exception:  # not in the cache, in whatever way the library says so
-        pass
     said = f"{name!r} is no file or folder here, and not in the hub's cache"
     try:
         hub.HfApi().model_info(name, revision=revision or None, timeout=SECONDS)

@@ -52,7 +52,9 @@ def _state(folder: Path) -> dict[str, Any]:
             if getattr(text, kinds, None):
                 setattr(text, kinds, getattr(text, kinds)[:MOST_LAYERS])
         torch.manual_seed(0)
-        kind = "AutoModelForCausalLM" if type(config) in transformers.AutoModelForCausalLM._model_mapping else "AutoModel"
+        kind = (
+            "AutoModelForCausalLM" if type(config) in transformers.AutoModelForCausalLM._model_mapping else "AutoModel"
+        )
         return getattr(transformers, kind).from_config(config, trust_remote_code=False).state_dict()
     except (ValueError, KeyError, OSError, ImportError, AttributeError, TypeError, RuntimeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]

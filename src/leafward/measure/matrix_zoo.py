@@ -32,7 +32,8 @@ def from_zoo(zoo: str, name: str, tensor: str | None) -> Matrix:
         chosen = tensor or _first(target, usual, catalogue.matrices())
         source = catalogue.rows(chosen)
         return Matrix(target=target, tensor=chosen, source=source, rows=source.shape[0], role=f"{zoo} weights")
-    state = _timm_state(library, name, weights) if zoo == "timm" else _clip_state(library, name, weights)
+    state = zoo_state(zoo, f"{name}@{weights}" if weights else name)
+    assert isinstance(state, dict)
     chosen = tensor or _first(target, usual, [key for key, value in state.items() if value.ndim == 2])
     if chosen not in state:
         raise UsageError(f"--tensor: {target} holds no {chosen!r}; {nearest(chosen, state)}")
@@ -41,7 +42,8 @@ def from_zoo(zoo: str, name: str, tensor: str | None) -> Matrix:
 
 
 def zoo_state(zoo: str, name: str) -> dict[str, torch.Tensor] | Path:
-    """All weights of a zoo model, or the file of them that was named: NAME, NAME@FILE, NAME@TAG (open_clip), NAME@random.
+    """All weights of a zoo model, or the file of them that was named: NAME, NAME@FILE, NAME@TAG (open_clip),
+    NAME@random.
 
     `@random` is the model as it is before training; nothing else ever gives random weights.
     """

@@ -1,8 +1,8 @@
 """A figure of a sample of rows with its confidence interval, over disjoint groups of those rows.
 
 A statistic of pairs, triples or quadruples has errors that share rows, so counting the quadruples would claim far too
-much. The sample is cut into G groups of different rows; the figure is computed in each, and Student's t over the G values
-gives the interval.
+much. The sample is cut into G groups of different rows; the figure is computed in each, and Student's t over the G
+values gives the interval.
 """
 
 from __future__ import annotations

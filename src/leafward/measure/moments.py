@@ -1,9 +1,9 @@
 """Superposition and spectrum of a whole matrix from Gram products, exactly, reading it in slices.
 
-For unit rows û_i (n of them, width m), S = Σ û_i û_iᵀ; all figures of overlaps are functions of its eigenvalues and of Σ û_i
-(`leafward.measure.overlap` has the formulas), as those of the spectrum are of XᵀX. A tall matrix takes three m × m products:
-X, unit rows, and, in a second pass, unit rows with the mean removed. Of a wide one (n ≤ m) the n × n product of the rows gives
-all three. Products are float32, sums over slices float64.
+For unit rows û_i (n of them, width m), S = Σ û_i û_iᵀ; all figures of overlaps are functions of its eigenvalues and of
+Σ û_i (`leafward.measure.overlap` has the formulas), as those of the spectrum are of XᵀX. A tall matrix takes three m ×
+m products: X, unit rows, and, in a second pass, unit rows with the mean removed. Of a wide one (n ≤ m) the n × n
+product of the rows gives all three. Products are float32, sums over slices float64.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Overlap:
-    """Figures of unit rows: mean overlap, m·⟨o²⟩, participation ratio n²/‖S‖², effective rank of S (NaN if not asked)."""
+    """Figures of unit rows: mean overlap, m·⟨o²⟩, participation ratio, effective rank of S or NaN."""
 
     rows: int
     mean: float

@@ -2,9 +2,9 @@
 
 - `spectrum`: Gaussian directions with exactly the singular values of the (centred) sample: U S, U uniform over all
   orthonormal columns. What differs from it is not a matter of a few strong directions.
-- `shuffled`: every column permuted on its own. What differs from it is not a matter of the values of single coordinates.
-- `isotropic`: independent normal numbers of the same size. What differs from it is not noise.
-- `init`: the same matrix as its architecture initialises it (`leafward.measure.initialisation`).
+- `shuffled`: every column permuted on its own. What differs from it is not a matter of the values of single
+coordinates. - `isotropic`: independent normal numbers of the same size. What differs from it is not noise. - `init`:
+the same matrix as its architecture initialises it (`leafward.measure.initialisation`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def null_sample(kind: str, sample: np.ndarray, seed: int = 0) -> np.ndarray:
 def _equal_spectrum(sample: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """mean + U S Vᵀ with random U: the rows' mean, covariance and singular values are those of the sample.
 
-    U are the orthonormalised columns of centred normal numbers (by Cholesky), which makes them uniform among those whose
-    sum is zero. Vᵀ is left out where rows are fewer than columns: it changes no distance.
+    U are the orthonormalised columns of centred normal numbers (by Cholesky), which makes them uniform among those
+    whose sum is zero. Vᵀ is left out where rows are fewer than columns: it changes no distance.
     """
     rows, width = sample.shape
     mean = sample.mean(0, dtype=np.float64).astype(np.float32)

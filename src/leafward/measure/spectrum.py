@@ -1,9 +1,9 @@
 """The spectrum of a matrix by the eigenvalues λ = σ² of XᵀX: stable rank, and the power law of its tail.
 
-The tail is fitted as Clauset, Shalizi and Newman (2009) do: p(λ) = (α − 1)/λ_min (λ/λ_min)^{−α} for λ ≥ λ_min, with
-α̂ = 1 + n/Σ ln(λ/λ_min), and λ_min where the Kolmogorov-Smirnov distance of the tail from the law is least. How well that
-fits is the share of samples of the law itself, refitted in the same way, that lie farther from it (their §4): below 0.1 a
-power law is ruled out. A fit alone says nothing: every set of numbers has an α.
+The tail is fitted as Clauset, Shalizi and Newman (2009) do: p(λ) = (α − 1)/λ_min (λ/λ_min)^{−α} for λ ≥ λ_min, with α̂
+= 1 + n/Σ ln(λ/λ_min), and λ_min where the Kolmogorov-Smirnov distance of the tail from the law is least. How well that
+fits is the share of samples of the law itself, refitted in the same way, that lie farther from it (their §4): below 0.1
+a power law is ruled out. A fit alone says nothing: every set of numbers has an α.
 """
 
 from __future__ import annotations

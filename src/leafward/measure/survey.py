@@ -3,7 +3,8 @@
     report = survey("path/to/checkpoint")
     report.to_frame(), report.rows[0].values["delta"], report.to_json()
 
-Each matrix is read in slices, twice where it is taller than wide; nothing but sums, a slice and a sample of rows is held.
+Each matrix is read in slices, twice where it is taller than wide; nothing but sums, a slice and a sample of rows is
+held.
 """
 
 from __future__ import annotations
@@ -56,8 +57,9 @@ def survey(
 ) -> Survey:
     """Measure every matrix of a target (see `open_target`), or the one named `tensor`.
 
-    `quick` leaves the sampled columns out. `sample` rows, drawn by `seed`, serve those; `against="init"` adds the weights
-    as the architecture initialises them to the nulls. `progress(done, total, name)` is called after each matrix.
+    `quick` leaves the sampled columns out. `sample` rows, drawn by `seed`, serve those; `against="init"` adds the
+    weights as the architecture initialises them to the nulls. `progress(done, total, name)` is called after each
+    matrix.
     """
     need(sample >= 64, "sample", "at least 64 rows", sample)
     need(against in (None, INIT), "against", "'init'", against)
@@ -81,6 +83,8 @@ def survey(
             rows.append(MatrixRow.broken(entry, str(error)))
         if progress is not None:
             progress(done, len(chosen), entry.name)
+    if all(row.problem for row in rows):
+        raise DataError(f"{found.label}: none of its {len(rows)} matrices can be measured; {rows[0].problem}")
     extra = _dictionary(found) if "sae" in found.extra and tensor is None else {}
     return Survey(found.label, found.kind, tuple(rows), found.notes, sample, seed, quick, plan.level, found.head, extra)
 
@@ -93,7 +97,7 @@ def _dictionary(found: Found) -> Mapping[str, object]:
 
 
 def measure_matrix(entry: Entry, plan: Plan) -> MatrixRow:
-    """One matrix: exact figures, sampled ones with their nulls, and all again without near-duplicates where there are."""
+    """One matrix: exact figures, sampled ones with their nulls, and again without near-duplicates where there are."""
     began = time.process_time()
     reader = entry.open()
     whole = moments(Rows(reader, entry.used), plan.sample, plan.seed)
@@ -108,7 +112,9 @@ def measure_matrix(entry: Entry, plan: Plan) -> MatrixRow:
         notes.append(f"fewer than 16 rows differ in the sample of {len(distances)}: no figure of distances")
         return replace(row, notes=tuple(notes), seconds=time.process_time() - began)
     samples = null_samples(entry, whole, plan)
-    nulls = {kind: sampled_figures(each, distances_of(each, entry.curvature), plan.seed) for kind, each in samples.items()}
+    nulls = {
+        kind: sampled_figures(each, distances_of(each, entry.curvature), plan.seed) for kind, each in samples.items()
+    }
     values |= sampled_figures(whole.sample, distances, plan.seed)
     values_of = {kind: {**found, "overlap": Measured(1.0)} for kind, found in nulls.items()}
     calls = said(values, nulls, plan.level)
@@ -168,7 +174,9 @@ def null_samples(entry: Entry, whole: Moments, plan: Plan) -> dict[str, np.ndarr
     if entry.curvature is not None:
         # Points of a curved space: a null keeps the radii that the rows have, since distances depend on them.
         lengths = np.linalg.norm(whole.sample, axis=1, keepdims=True)
-        found = {k: x * (lengths / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-30)) for k, x in found.items()}
+        found = {
+            k: x * (lengths / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-30)) for k, x in found.items()
+        }
     fresh = plan.fresh(entry.name)
     if fresh is not None:
         reader = fresh.open()
@@ -214,7 +222,7 @@ def _without(row: MatrixRow, entry: Entry, whole: Moments, distances: np.ndarray
 
 
 def find_clusters(entry: Entry, whole: Moments, distances: np.ndarray) -> list[np.ndarray]:
-    """Near-duplicate clusters by rows of the matrix: those of the sample, filled up with all rows near their middles."""
+    """Near-duplicate clusters by rows of the matrix: those of the sample, and all rows near their middles."""
     found = near.clusters_of(distances)
     if len(whole.index) == entry.used:
         return [np.sort(whole.index[each]) for each in found]

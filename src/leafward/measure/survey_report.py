@@ -1,4 +1,4 @@
-"""What a survey of a checkpoint found: rows of figures with intervals and nulls, as a data frame, CSV, Parquet and JSON."""
+"""What a survey of a checkpoint found: figures with intervals and nulls, as a data frame, CSV, Parquet and JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOTHING = "not told apart from its nulls"
 
 @dataclass(frozen=True, eq=False)
 class MatrixRow:
-    """One matrix. `nulls`: kind -> figures of the sample with its structure taken out. `without`: near-duplicates aside."""
+    """One matrix. `nulls`: kind -> figures of the sample without its structure. `without`: near-duplicates aside."""
 
     name: str
     shape: tuple[int, int]
@@ -96,7 +96,7 @@ class MatrixRow:
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """The matrices of one target. `level`: of the intervals behind verdicts, so that one false word in 20 tables is said."""
+    """The matrices of one target. `level`: of the intervals behind verdicts: one false word in 20 tables."""
 
     target: str
     kind: str
@@ -117,7 +117,9 @@ class Survey:
         count = f"{len(self.rows)} matri{'x' if len(self.rows) == 1 else 'ces'}"
         if self.quick:
             return f"{self.target} ({self.kind}): {count}; exact columns"
-        return f"{self.target} ({self.kind}): {count}; sampled columns from at most {self.sample:,} rows, seed {self.seed}"
+        return (
+            f"{self.target} ({self.kind}): {count}; sampled columns from at most {self.sample:,} rows, seed {self.seed}"
+        )
 
     def row(self, name: str) -> MatrixRow:
         return next(each for each in self.rows if each.name == name)

@@ -3,9 +3,9 @@
     found = open_target("HuggingFaceTB/SmolLM2-135M@main")
     found.entries["model.embed_tokens.weight"].open()      # a RowReader
 
-Hub names and their cache, Hugging Face folders, safetensors, pickled weights (tensors alone are unpickled), fp8 with scales,
-GGUF, PEFT adapters (the product BA·s of each layer), timm and open_clip models, feature files, .npy and .npz, our own runs,
-and folders of sparse autoencoders.
+Hub names and their cache, Hugging Face folders, safetensors, pickled weights (tensors alone are unpickled), fp8 with
+scales, GGUF, PEFT adapters (the product BA·s of each layer), timm and open_clip models, feature files, .npy and .npz,
+our own runs, and folders of sparse autoencoders.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The matrices of a target. `tokens()` names the rows of its embedding; `head` is its output matrix, where known."""
+    """The matrices of a target. `tokens()` names the rows of its embedding; `head` is its output matrix."""
 
     label: str
     kind: str
