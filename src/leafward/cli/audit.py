@@ -120,11 +120,11 @@ def _run_survey(args: Args, out: Path, console: Console) -> dict[str, Any]:
 
         result["levels"] = add_levels(args, report, console, page)
     if len(report.rows) == 1 and not args.quick:
-        detail = _audit(args.targets[0], args)
+        detail = audit_one(args.targets[0], args)
         show(console, detail)
         add_audit(page, detail)
         result["audits"] = [detail.to_dict()]
-    _write(out, result, page)
+    write_result(out, result, page)
     written = [out / "report.html", out / "audit.json", *write_files(report, out)]
     console.print("wrote " + ", ".join(map(str, written)), markup=False)
     return {"out": str(out), **result}
@@ -132,7 +132,7 @@ def _run_survey(args: Args, out: Path, console: Console) -> dict[str, Any]:
 
 def _in_detail(args: Args, out: Path, console: Console) -> dict[str, Any]:
     """The overlaps of one matrix of each target, with estimates of all that pairs tell."""
-    reports = [_audit(target, args) for target in args.targets]
+    reports = [audit_one(target, args) for target in args.targets]
     for report in reports:
         show(console, report)
     result: dict[str, Any] = {"audits": [report.to_dict() for report in reports]}
@@ -140,17 +140,17 @@ def _in_detail(args: Args, out: Path, console: Console) -> dict[str, Any]:
     if args.radius:
         from leafward.cli.audit_radius import add_radius
 
-        result |= add_radius(reports, _names(args.targets), args.c, args.radius_weight, console, page)
+        result |= add_radius(reports, short_names(args.targets), args.c, args.radius_weight, console, page)
     if len(reports) > 1:
         from leafward.cli.audit_family import add_family
 
-        result["family"] = add_family(reports, _names(args.targets), None, console, page)
-    _write(out, result, page)
+        result["family"] = add_family(reports, short_names(args.targets), None, console, page)
+    write_result(out, result, page)
     console.print(f"wrote {out / 'report.html'} and {out / 'audit.json'}")
     return {"out": str(out), **result}
 
 
-def _audit(target: str, args: Args) -> AuditReport:
+def audit_one(target: str, args: Args) -> AuditReport:
     from leafward.engine import Progress
     from leafward.measure import audit
 
@@ -227,7 +227,8 @@ def _overlap_figure(report: AuditReport) -> Figure:
     return figure
 
 
-def _write(out: Path, result: dict[str, Any], page: Page) -> None:
+def write_result(out: Path, result: dict[str, Any], page: Page) -> None:
+    """audit.json and report.html."""
     from leafward.engine.evaluation import how_it_was_run
     from leafward.files import write_json
 
@@ -235,7 +236,7 @@ def _write(out: Path, result: dict[str, Any], page: Page) -> None:
     page.write(out / "report.html")
 
 
-def _names(targets: tuple[str, ...]) -> list[str]:
+def short_names(targets: tuple[str, ...]) -> list[str]:
     """Short names that tell the targets apart."""
     names = [_slug(target) for target in targets]
     return names if len(set(names)) == len(names) else list(targets)

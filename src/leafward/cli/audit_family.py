@@ -23,19 +23,19 @@ COLUMNS = ["model", "m", "m·⟨o²⟩ raw", "mean removed"]
 
 def run_family(args: Any, out: Path, console: Console) -> dict[str, Any]:
     """Audit the output matrix of each model, measure its losses or read them, and fit both against width."""
-    from leafward.cli.audit import _audit, _names, _write, audit_page, show
+    from leafward.cli.audit import audit_one, audit_page, short_names, show, write_result
     from leafward.measure.audit_family import check_names, read_losses
 
     if args.losses is not None and args.text:
         raise UsageError("--losses and --text both give losses; give one of them")
-    names = _names(args.targets)
+    names = short_names(args.targets)
     table = None if args.losses is None else read_losses(args.losses)
     if table is not None:
         check_names(names, table)
     result: dict[str, Any] = {}
     if args.text:
         table, result["language"] = measure_losses(args, names, console)
-    reports = [_audit(target, args) for target in args.targets]
+    reports = [audit_one(target, args) for target in args.targets]
     for report in reports:
         show(console, report)
     result["audits"] = [report.to_dict() for report in reports]
@@ -43,7 +43,7 @@ def run_family(args: Any, out: Path, console: Console) -> dict[str, Any]:
     result["family"] = add_family(reports, names, table, console, page)
     if table is not None:
         write_losses(table, out / "losses.csv")
-    _write(out, result, page)
+    write_result(out, result, page)
     console.print(f"wrote {out / 'report.html'} and {out / 'audit.json'}")
     return {"out": str(out), **result}
 
