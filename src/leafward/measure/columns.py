@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Column:
-    """`below`, `above`: what is said where the whole interval lies beyond that of every null; "" where nothing is."""
+    """`below`, `above`: what is said where the whole interval lies beyond that of every null; "" where nothing is.
+
+    `shared`: nulls that have the figure of the matrix by the way they are made, so that they say nothing of it.
+    """
 
     key: str
     title: str
@@ -18,6 +21,7 @@ class Column:
     group: str
     below: str = ""
     above: str = ""
+    shared: tuple[str, ...] = ()
 
     @property
     def judged(self) -> bool:
@@ -48,7 +52,7 @@ COLUMNS = {
         Column("alpha_count", "tail", "eigenvalues in the tail", SPECTRUM),
         Column("alpha_p", "p", "goodness of fit; below 0.1 a power law is ruled out", SAMPLED),
         Column("crowding", "crowding", "m⟨o²⟩, mean row removed, of the sample", SAMPLED,
-               "the rows are pushed apart", "the rows crowd together"),
+               "the rows are pushed apart", "the rows crowd together", ("spectrum",)),
         Column("delta", "δ", "mean hyperbolicity: 2 mean δ / mean distance; 0 for trees", SAMPLED,
                "more tree-like", "less tree-like"),
         Column("delta_rel", "δ_rel", "the literature's: 2 max δ / diameter of 256 rows", SAMPLED),

@@ -30,6 +30,8 @@ FLOATS = {"F64", "F32", "F16", "BF16"}
 EIGHT_BITS = {"F8_E4M3", "F8_E5M2"}
 SCALES = ("_scale_inv", "_scale")
 """What follows the name of an fp8 weight in that of its scale; both kinds of files mean the factor that it is times."""
+BLOCK = 128
+"""Rows and columns of a block of fp8 weights, where that many cover the matrix."""
 TIME = "time_weight"
 """Beside a weight of HELM: the column of its time coordinate."""
 
@@ -129,8 +131,7 @@ def _spread(factor: torch.Tensor, shape: tuple[int, int], start: int, stop: int)
 
 def _block(size: int, parts: int) -> int:
     """The size of a block where `parts` of them cover `size`: 128 and the like, the last one cut."""
-    even = -(-size // parts)
-    return even if size % parts == 0 else 1 << (even - 1).bit_length()
+    return BLOCK if -(-size // BLOCK) == parts else -(-size // parts)
 
 
 def _model(path: Path) -> Found:

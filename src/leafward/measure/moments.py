@@ -208,7 +208,7 @@ def _normalise(block: np.ndarray, mean: np.ndarray | None = None) -> np.ndarray:
         if odd.any():
             length[odd] = np.linalg.norm(part[odd].astype(np.float64), axis=1)
         if before is not None:
-            length[length <= SMALL * np.sqrt(before)] = 0
+            length[(length <= SMALL * np.sqrt(before)) | (before == 0)] = 0
         part *= np.where(length > 0, 1 / np.where(length > 0, length, 1), 0).astype(np.float32)[:, None]
         lengths[start : start + STRIP] = length
     return lengths

@@ -192,7 +192,8 @@ def said(values: Figures, nulls: Mapping[str, Figures], level: float) -> list[st
     words = []
     for key, column in COLUMNS.items():
         if column.judged and key in values:
-            side = beyond(values[key], {kind: found[key] for kind, found in nulls.items() if key in found}, level)
+            others = {kind: found[key] for kind, found in nulls.items() if kind not in column.shared}
+            side = beyond(values[key], others, level)
             word = {-1: column.below, 0: "", 1: column.above}[side]
             words += [word] if word else []
     return words
