@@ -11,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import leafward
+import leafward.measure.survey_matrices
 from leafward.cli.dispatch import main
 from leafward.data.arrays import rows_of_tensor
 from leafward.data.samples import embedded
@@ -60,6 +62,11 @@ def test_exact_columns_are_those_of_float64(shape: tuple[int, int], size: float,
         sigma = np.linalg.svd(x.double(), compute_uv=False)
         assert found.stable_rank == pytest.approx((sigma**2).sum() / sigma[0] ** 2, rel=1e-4)
         assert found.spectral == pytest.approx(sigma[0], rel=1e-4)
+
+
+def test_the_package_offers_the_function_and_no_module_hides_it() -> None:
+    assert callable(leafward.measure.survey)
+    assert leafward.survey is survey
 
 
 def test_rows_can_be_left_out() -> None:

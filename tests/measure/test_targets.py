@@ -38,7 +38,7 @@ def test_safetensors_with_convolutions_experts_and_vectors(tmp_path: Path) -> No
     assert found.notes == ("1 tensors of type I32 are not read",)
     np.testing.assert_array_equal(whole(tmp_path, "conv.weight"), held["conv.weight"].reshape(6, 12))
     np.testing.assert_array_equal(whole(tmp_path, "experts.up"), held["experts.up"].reshape(10, 4))
-    with pytest.raises(UsageError, match="holds no 'cnv.weight'; did you mean 'conv.weight'"):
+    with pytest.raises(UsageError, match=r"holds no 'cnv.weight'; did you mean 'conv.weight'"):
         found.chosen("cnv.weight")
 
 
@@ -162,7 +162,9 @@ def autoencoder(folder: Path) -> None:
     rows[3] = rows[7]
     rows[9] = -rows[11]
     rows[20] = 0
-    save_file({"W_dec": rows, "W_enc": rows.T.contiguous() * 2, "b_dec": random(32)}, folder / "sae_weights.safetensors")
+    save_file(
+        {"W_dec": rows, "W_enc": rows.T.contiguous() * 2, "b_dec": random(32)}, folder / "sae_weights.safetensors"
+    )
     (folder / "cfg.json").write_text(json.dumps({"architecture": "standard", "hook_name": "blocks.0", "d_in": 32}))
 
 
@@ -231,7 +233,7 @@ def test_names_that_lead_nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
     monkeypatch.setattr(hub, "snapshot_download", unreachable)
     monkeypatch.setattr(hub.HfApi, "model_info", unreachable)
-    with pytest.raises(LeafwardError, match="not in the hub's cache; the hub could not be asked .the network is down"):
+    with pytest.raises(LeafwardError, match=r"not in the hub.s cache; the hub could not be asked .the network is down"):
         open_target("nobody/nothing@v1")
 
     def unknown(*args: object, **kwargs: object) -> None:
@@ -240,7 +242,7 @@ def test_names_that_lead_nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(hub.HfApi, "model_info", unknown)
     with pytest.raises(DataError, match="has no revision 'v1'"):
         open_target("nobody/nothing@v1")
-    with pytest.raises(DataError, match="no such file or directory: ../nothing"):
+    with pytest.raises(DataError, match=r"no such file or directory: ../nothing"):
         open_target("../nothing")
 
 

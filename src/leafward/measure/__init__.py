@@ -9,14 +9,14 @@ from leafward._lazy import lazy
 if TYPE_CHECKING:
     from leafward.measure.audit_matrix import audit
     from leafward.measure.audit_report import AuditReport
-    from leafward.measure.survey import survey
+    from leafward.measure.survey_matrices import survey
     from leafward.measure.survey_report import Survey
     from leafward.measure.theory import etf_limit, etf_overlap, random_overlap, welch_bound
 
 _HOME = {
     "audit_matrix": ("audit",),
     "audit_report": ("AuditReport",),
-    "survey": ("survey",),
+    "survey_matrices": ("survey",),
     "survey_report": ("Survey",),
     "theory": ("etf_limit", "etf_overlap", "random_overlap", "welch_bound"),
 }

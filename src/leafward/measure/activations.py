@@ -1,7 +1,7 @@
 """Hidden states of every layer of a model on text or images, a sample of them held while the rest goes by.
 
 Positions are drawn as they come, each with the same chance (reservoir sampling), so a corpus of any length takes the
-memory of the sample. Every layer keeps the same positions.
+memory of the sample. Every layer of a text keeps the same positions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from leafward.data import arrays
 from leafward.data.text import find_files, read_documents
 from leafward.errors import DataError, UsageError, require
-from leafward.measure.survey import Plan, measure_matrix
+from leafward.measure.survey_matrices import Plan, measure_matrix
 from leafward.measure.survey_report import Survey
 from leafward.measure.targets import Entry, open_target
 
@@ -81,10 +81,7 @@ def hidden_states(target: str, source: Path, sample: int, seed: int, advance: Ca
     reservoir = Reservoir(sample, seed)
     with torch.no_grad():
         if _images(source):
-            for layers in _of_images(target, source):
-                reservoir.offer(layers, None)
-                advance(len(next(iter(layers.values()))))
-            return reservoir.states(None)
+            return _image_states(target, source, sample, seed, advance)
         counts: dict[int, int] = {}
         for ids, layers in _of_text(target, source):
             for each, times in zip(*np.unique(ids, return_counts=True), strict=True):
@@ -94,6 +91,23 @@ def hidden_states(target: str, source: Path, sample: int, seed: int, advance: Ca
     if not reservoir.seen:
         raise DataError(f"activations: {source} holds no token for {target}")
     return reservoir.states(counts)
+
+
+def _image_states(target: str, source: Path, sample: int, seed: int, advance: Callable[[int], None]) -> States:
+    """Every layer draws its own places: the maps of an image shrink from layer to layer."""
+    held: dict[str, Reservoir] = {}
+    for layers in _of_images(target, source):
+        for name, rows in layers.items():
+            held.setdefault(name, Reservoir(sample, seed)).offer({name: rows}, None)
+        advance(len(next(iter(layers.values()))))
+    found = [each.states(None) for each in held.values()]
+    return States(
+        layers={name: rows for each in found for name, rows in each.layers.items()},
+        mean_norm={name: value for each in found for name, value in each.mean_norm.items()},
+        positions=max(each.positions for each in found),
+        ids=None,
+        counts=None,
+    )
 
 
 def survey_states(target: str, states: States, sample: int, seed: int) -> Survey:
@@ -107,9 +121,7 @@ def survey_states(target: str, states: States, sample: int, seed: int) -> Survey
     extra: dict[str, Any] = {"positions": states.positions, "mean_norm": states.mean_norm}
     if states.counts is not None:
         extra["frequency"] = {name: frequency_correlation(held, states.counts) for name, held in states.layers.items()}
-    notes = (
-        f"{states.positions:,} positions went by; a sample of {len(next(iter(states.layers.values()))):,} was kept",
-    )
+    notes = (f"{states.positions:,} positions went by; at most {sample:,} were kept",)
     return Survey(target, "hidden states", tuple(rows), notes, sample, seed, False, plan.level, None, extra)
 
 

@@ -132,7 +132,7 @@ def test_depth_is_in_the_width_fit_and_not_passed_over() -> None:
 
 def test_a_column_that_cannot_be_told_from_the_width_is_refused_by_name() -> None:
     table = table_of([2, 3, 4, 6, 8, 12, 16, 24, 4, 8])
-    with pytest.raises(DataError, match="depth: the models differ in it.*depth follows from the other columns"):
+    with pytest.raises(DataError, match=r"depth: the models differ in it.*depth follows from the other columns"):
         fit_width(**table)
     constant = fit_width(**table_of([6] * 10), resamples=100)
     assert constant.joint is None
