@@ -1,7 +1,7 @@
 """A checkpoint of GPT-2 small's shapes: exact columns against bare products, sampled columns, Ricci curvature.
 
     python benchmarks/audit_checkpoint.py
-    python benchmarks/audit_checkpoint.py --layers 1      # memory of one layer of 8192 × 28672 in bfloat16, as often as asked
+    python benchmarks/audit_checkpoint.py --layers 1   # memory of a layer of 8192 × 28672, bfloat16
 
 Weights are random. Seconds are of the processor (one process; set OMP_NUM_THREADS), memory is beyond the start.
 """

@@ -23,11 +23,12 @@ def judge(
     """`represented` is the share of rows whose norm exceeds half the mean norm (zero rows count as not)."""
     label, reason = _superposition(rows, width, represented, norms)
     if represented >= ALL and rows > width and like_random_rows(raw, references):
+        width_of = UNLIKELY * _random_error(raw, references) * width
         label, reason = (
             RANDOM,
             (
-                f"The mean squared overlap of all rows is {raw.scaled_overlap:.5g}/m, which {raw.rows:,} random rows have too "
-                f"(1 ± {UNLIKELY * _random_error(raw, references) * width:.1g}): nothing here tells them from noise."
+                f"The mean squared overlap of all rows is {raw.scaled_overlap:.5g}/m; that of {raw.rows:,} random rows "
+                f"is (1 ± {width_of:.1g})/m: nothing here tells them from noise."
             ),
         )
     geometry, reasons = _geometry(width, raw, centred, references)
