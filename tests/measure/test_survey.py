@@ -216,3 +216,10 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
         survey(random(100, 8), against="start")
     with pytest.raises(UsageError, match="--against init: array does not say what its architecture is"):
         survey(random(100, 8), against="init")
+
+
+def test_every_column_is_explained() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "measure.md").read_text(encoding="utf-8")
+    explained = [line for line in page.splitlines() if line.startswith("| ")]
+    first = [name.strip() for line in explained for name in line.split("|")[1].split(",")]
+    assert [column.title for column in COLUMNS.values() if column.title not in first] == []
