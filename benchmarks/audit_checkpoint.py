@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -108,7 +109,7 @@ def wide(folder: Path, layers: int) -> dict[str, object]:
     }
 
 
-def seconds(work: Callable[[], object], rounds: int) -> tuple[float, object]:
+def seconds(work: Callable[[], Any], rounds: int) -> tuple[float, Any]:
     """The least processor time of several rounds, and what the last one gave."""
     least, found = float("inf"), None
     for _ in range(rounds):

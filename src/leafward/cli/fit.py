@@ -205,13 +205,14 @@ def _rivals(
     from leafward.cli.show import show_rows
     from leafward.stats.power_laws import compare_laws
 
-    if len(names) > 1 or law.offsets:
+    name = names[0] if names else ""
+    if len(names) != 1 or law.offsets:
         notes.append("rivals (exponential, logarithm, broken power law) are compared for laws of one variable only")
         return None
-    x, y = table.numbers[names[0]], table.numbers["loss"]
+    x, y = table.numbers[name], table.numbers["loss"]
     least = 5 if args.offset else 4
     if len(np.unique(x)) < least + 1:
-        notes.append(f"rivals need at least {least + 1} different values of {names[0]}")
+        notes.append(f"rivals need at least {least + 1} different values of {name}")
         return None
     found: Comparison = compare_laws(x, y, offset=args.offset, broken=len(np.unique(x)) >= 8)
     rows = [

@@ -134,7 +134,7 @@ def frequency_correlation(rows: np.ndarray, counts: np.ndarray) -> dict[str, Any
     norms = np.linalg.norm(rows, axis=1)
     if np.ptp(norms) == 0 or np.ptp(counts) == 0:
         return {"rho": None, "interval": None}
-    rho = float(spearmanr(norms, counts)[0])
+    rho = float(spearmanr(norms, counts).statistic)  # pyright: ignore[reportAttributeAccessIssue]
     # Positions with the same token are not independent: the interval counts different tokens.
     return {"rho": rho, "interval": rank_correlation_interval(rho, len(np.unique(counts)))}
 

@@ -11,6 +11,8 @@ scales: where d falls with k, small distances were noise.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from leafward.measure.measured import LEAST_GROUP, UNKNOWN, Measured, group_index, group_means, over_groups
@@ -70,4 +72,5 @@ def _most_likely(logs: np.ndarray, k: int) -> float:
         return len(logs) / d + pull - (2 * k - 1) * float(total)
 
     low, high = 1e-6, HIGHEST
-    return float(brentq(score, low, high, xtol=1e-9)) if score(low) > 0 > score(high) else float("nan")
+    root: Any = brentq(score, low, high, xtol=1e-9) if score(low) > 0 > score(high) else float("nan")
+    return float(root)

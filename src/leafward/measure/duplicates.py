@@ -47,8 +47,9 @@ def clusters_of(distances: np.ndarray, close: float = CLOSE) -> list[np.ndarray]
 
 def called(rows: np.ndarray, names: Sequence[str] | None) -> Cluster:
     """A cluster with the names of its first rows: those of a vocabulary, else row numbers."""
-    shown = rows[: SHOWN + 1].tolist()
-    return Cluster(rows, tuple(names[row] if names is not None and row < len(names) else f"row {row}" for row in shown))
+    known = names or ()
+    shown = [str(known[row]) if row < len(known) else f"row {row}" for row in rows[: SHOWN + 1].tolist()]
+    return Cluster(rows, tuple(shown))
 
 
 def middles(sample: np.ndarray, clusters: Sequence[np.ndarray], least: int) -> np.ndarray:

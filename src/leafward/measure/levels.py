@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -63,7 +64,8 @@ def radius_by_level(radii: np.ndarray, names: Sequence[str], taxonomy: Taxonomy,
     rows = np.array(list(found.values()))
     deep = np.array([depth[node] for node in found])
     radius = np.asarray(radii, dtype=np.float64)[rows]
-    rho = float(spearmanr(radius, deep)[0]) if np.ptp(deep) and np.ptp(radius) else float("nan")
+    found_rho: Any = spearmanr(radius, deep)
+    rho = float(found_rho.statistic) if np.ptp(deep) and np.ptp(radius) else float("nan")
     farther = [
         radii[found[child]] > radii[found[up]] for child, up in taxonomy.edges() if child in found and up in found
     ]

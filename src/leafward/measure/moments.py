@@ -218,7 +218,7 @@ def _sum(block: np.ndarray) -> np.ndarray:
     """The sum of the rows (k, m) -> (m,): of a strip in float32, of strips in float64."""
     ones = np.ones(STRIP, dtype=np.float32)
     parts = (block[start : start + STRIP] for start in range(0, len(block), STRIP))
-    return np.sum([ones[: len(part)] @ part for part in parts], axis=0, dtype=np.float64)
+    return np.asarray(np.sum([ones[: len(part)] @ part for part in parts], axis=0, dtype=np.float64))
 
 
 def _eigenvalues(gram: np.ndarray) -> np.ndarray:

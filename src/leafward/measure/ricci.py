@@ -55,10 +55,10 @@ def neighbour_curvatures(neighbours: np.ndarray, edges: np.ndarray, idle: int | 
     others.
     """
     nodes, k = neighbours.shape
-    idle = k if idle is None else idle
+    stay = k if idle is None else idle
     joined = np.stack([np.repeat(np.arange(nodes), k), neighbours.ravel()], axis=1)
     steps = _steps(_adjacency(nodes, joined))
-    atoms = np.concatenate([np.repeat(np.arange(nodes)[:, None], idle, axis=1), neighbours], axis=1)
+    atoms = np.concatenate([np.repeat(np.arange(nodes)[:, None], stay, axis=1), neighbours], axis=1)
     return _assign(steps, atoms, edges)
 
 

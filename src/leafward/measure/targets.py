@@ -102,9 +102,8 @@ def of_state(state: Mapping[str, Any], label: str, kind: str, **more: Any) -> Fo
 
 
 def _held(name: str, tensor: torch.Tensor) -> Callable[[], RowReader]:
-    shape = as_matrix(name, tuple(tensor.shape))
-    assert shape is not None or tensor.ndim < 2
-    return lambda: arrays.rows_of_tensor(tensor.reshape(shape))  # pyright: ignore[reportArgumentType]
+    shape = as_matrix(name, tuple(tensor.shape)) or (1, 1)  # of what is no matrix no entry is made
+    return lambda: arrays.rows_of_tensor(tensor.reshape(shape))
 
 
 Target = str | os.PathLike[str] | torch.Tensor | np.ndarray
