@@ -23,7 +23,7 @@ VARIABLES = ("N", "D", "C", "m", "depth")
 
 @dataclass
 class Args:
-    table: Annotated[Path, tyro.conf.Positional]
+    table: Annotated[Path | None, tyro.conf.Positional] = None
     """CSV with a column of losses and columns of what they depend on: N (params), D (tokens), C (flop), m (width),
     depth; corpus (an offset for each) and model (rows that share an error) are optional."""
     x: tuple[str, ...] = ()
@@ -51,13 +51,15 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     from leafward.report import Page
     from leafward.stats.power_laws.tables import read_table
 
+    if args.table is None:
+        raise UsageError("TABLE is missing; give a CSV with a column of losses")
     need(0 < args.level < 1, "--level", "strictly between 0 and 1", args.level)
     need(args.resamples >= 100, "--resamples", "at least 100", args.resamples)
     need(all(each > 0 for each in args.budget), "--budget", "positive numbers of FLOP", args.budget)
     out = args.out or Path("runs") / f"fit-{args.table.stem}"
     check_writable(out)
     table = read_table(args.table, _given(args.columns))
-    names = _variables(args, table)
+    names = _variables(args, args.table, table)
     page = Page("Scaling law", subtitle=f"{args.table.name}: {table.rows} rows")
     result: dict[str, Any] = {"table": str(args.table), "rows": table.rows, "variables": list(names)}
     notes = list(table.notes)
@@ -96,7 +98,7 @@ def _given(pairs: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _variables(args: Args, table: Table) -> tuple[str, ...]:
+def _variables(args: Args, path: Path, table: Table) -> tuple[str, ...]:
     """What the law is in; a variable that does not vary, or is not there, is refused where it was asked for."""
     import numpy as np
 
@@ -106,7 +108,7 @@ def _variables(args: Args, table: Table) -> tuple[str, ...]:
         if name not in VARIABLES:
             raise UsageError(f"--x {name}: {nearest(name, VARIABLES)}")
         if name not in there:
-            raise DataError(f"--x {name}: {args.table} has no such column; it has {', '.join(there) or 'none of them'}")
+            raise DataError(f"--x {name}: {path} has no such column; it has {', '.join(there) or 'none of them'}")
     if args.x:
         return args.x
     usual = (
@@ -114,7 +116,7 @@ def _variables(args: Args, table: Table) -> tuple[str, ...]:
     )
     chosen = tuple(name for name in usual if name in varied)
     if not chosen:
-        raise DataError(f"{args.table}: none of N, D, C, m, depth is a column with at least three different values")
+        raise DataError(f"{path}: none of N, D, C, m, depth is a column with at least three different values")
     return chosen
 
 

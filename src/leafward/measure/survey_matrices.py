@@ -170,13 +170,7 @@ def _refuse_broken(entry: Entry, found: Moments) -> list[str]:
 
 def null_samples(entry: Entry, whole: Moments, plan: Plan) -> dict[str, np.ndarray]:
     """The sample with its structure taken out in each way, and the same rows as they are initialised."""
-    found = {kind: null_sample(kind, whole.sample, plan.seed) for kind in NULLS}
-    if entry.curvature is not None:
-        # Points of a curved space: a null keeps the radii that the rows have, since distances depend on them.
-        lengths = np.linalg.norm(whole.sample, axis=1, keepdims=True)
-        found = {
-            k: x * (lengths / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-30)) for k, x in found.items()
-        }
+    found = {kind: with_lengths(null_sample(kind, whole.sample, plan.seed), whole.sample, entry) for kind in NULLS}
     fresh = plan.fresh(entry.name)
     if fresh is not None:
         reader = fresh.open()
@@ -185,6 +179,18 @@ def null_samples(entry: Entry, whole: Moments, plan: Plan) -> dict[str, np.ndarr
         if len(rows) >= 64:
             found[INIT] = np.random.default_rng(plan.seed).permutation(np.concatenate(rows))
     return found
+
+
+def with_lengths(null: np.ndarray, sample: np.ndarray, entry: Entry) -> np.ndarray:
+    """A null (n, k) whose rows have the lengths of those of the sample (n, m), about the mean row or about the origin.
+
+    Rows of one length, as a normalised dictionary has, have other neighbourhoods than rows of many; that is no
+    structure of directions. Points of a curved space have their radii about the origin.
+    """
+    if entry.curvature is None:
+        null, sample = null - null.mean(0), sample - sample.mean(0)
+    own, wanted = (np.linalg.norm(each, axis=1, keepdims=True) for each in (null, sample))
+    return (null * (wanted / np.where(own > 0, own, 1))).astype(np.float32)
 
 
 def said(values: Figures, nulls: Mapping[str, Figures], level: float) -> list[str]:
