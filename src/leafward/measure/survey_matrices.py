@@ -30,6 +30,7 @@ from leafward.measure.targets import Entry, Found, Target, open_target
 
 LEVEL = 0.05  # of a false word anywhere in the table: divided by the words that could be said
 INIT = "init"
+LONG_MEAN = 8  # times what it is for rows around the origin; of three coordinates one in 10,000 has more
 Progress = Callable[[int, int, str], None]
 
 
@@ -187,10 +188,16 @@ def with_lengths(null: np.ndarray, sample: np.ndarray, entry: Entry) -> np.ndarr
     Rows of one length, as a normalised dictionary has, have other neighbourhoods than rows of many; that is no
     structure of directions. Points of a curved space have their radii about the origin.
     """
-    if entry.curvature is None:
+    if entry.curvature is None and _has_mean(sample):
         null, sample = null - null.mean(0), sample - sample.mean(0)
     own, wanted = (np.linalg.norm(each, axis=1, keepdims=True) for each in (null, sample))
     return (null * (wanted / np.where(own > 0, own, 1))).astype(np.float32)
+
+
+def _has_mean(sample: np.ndarray) -> bool:
+    """Whether the mean row (m,) is longer than that of rows (n, m) around the origin: |mean|² is mean |x|²/n for those."""
+    mean = np.square(sample.mean(0, dtype=np.float64)).sum()
+    return bool(mean > LONG_MEAN * np.square(sample, dtype=np.float64).sum() / len(sample) ** 2)
 
 
 def said(values: Figures, nulls: Mapping[str, Figures], level: float) -> list[str]:
