@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from leafward.measure import AuditReport
-    from leafward.report import Page
+    from leafward.report import Result
 
 
 @dataclass
@@ -227,9 +227,8 @@ def _overlap_figure(report: AuditReport) -> Figure:
     return figure
 
 
-def write_result(out: Path, result: dict[str, Any], page: Page) -> None:
+def write_result(out: Path, result: dict[str, Any], page: Result) -> None:
     """audit.json and report.html."""
-    from leafward.engine.evaluation import how_it_was_run
     from leafward.files import write_json
 
     write_json(out / "audit.json", result)

@@ -13,10 +13,10 @@ def run_activations(args: Any, out: Path, console: Console) -> dict[str, Any]:
     """A row for each layer, and of text the rank correlation of a state's length and its token's frequency."""
     from leafward.cli.audit import write_result
     from leafward.cli.audit_survey import show_survey, survey_page, write_files
-    from leafward.cli.show import show_rows
     from leafward.engine import Progress
     from leafward.measure.activations import hidden_states, survey_states
     from leafward.registry import register
+    from leafward.report import show_rows
 
     register()
     done = 0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from leafward.measure import AuditReport
     from leafward.measure.audit_family import Family, LossTable
     from leafward.measure.language import LanguageModel
-    from leafward.report import Page
+    from leafward.report import Result
     from leafward.stats.power_laws import PowerLawFit
 
 COLUMNS = ["model", "m", "m·⟨o²⟩ raw", "mean removed"]
@@ -50,9 +50,9 @@ def run_family(args: Any, out: Path, console: Console) -> dict[str, Any]:
 
 def measure_losses(args: Any, names: Sequence[str], console: Console) -> tuple[LossTable, list[dict[str, Any]]]:
     """Bits per byte of every model on every corpus. All see windows of the shortest context."""
-    from leafward.cli.show import show_rows
     from leafward.data.text import find_files
     from leafward.registry import register
+    from leafward.report import show_rows
 
     register("transformers")
     corpora = [each.stem for each in args.text]
@@ -154,11 +154,11 @@ def write_losses(table: LossTable, path: Path) -> None:
 
 
 def add_family(
-    reports: list[AuditReport], names: list[str], losses: LossTable | None, console: Console, page: Page
+    reports: list[AuditReport], names: list[str], losses: LossTable | None, console: Console, page: Result
 ) -> dict[str, Any]:
     """Widths side by side, the exponent of the overlap, and with losses the fit L = C/m^a + …"""
-    from leafward.cli.show import show_rows
     from leafward.measure.audit_family import audit_family
+    from leafward.report import show_rows
 
     family = audit_family(*reports, names=names, losses=losses)
     numbers = list(
@@ -212,8 +212,8 @@ def _overlap_figure(family: Family, fits: dict[str, PowerLawFit]) -> Figure:
     return figure
 
 
-def _width_fit(family: Family, console: Console, page: Page) -> dict[str, Any]:
-    from leafward.report import Number
+def _width_fit(family: Family, console: Console, page: Result) -> dict[str, Any]:
+    from leafward.report import Estimate
     from leafward.stats.power_laws import fit_width
 
     table = family.losses
@@ -228,7 +228,6 @@ def _width_fit(family: Family, console: Console, page: Page) -> dict[str, Any]:
         tokens=table.tokens,
     )
     console.print(f"width fit: {fit.summary()}", markup=False)
-    ends = fit.interval
-    page.headline([Number("α of L = C/m^α + offsets", fit.exponent, interval=(ends.low, ends.high))])
+    page.headline([Estimate(fit.exponent, fit.interval, "α of L = C/m^α + offsets")])
     page.text(fit.summary())
     return fit.to_dict()

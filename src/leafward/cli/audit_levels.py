@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from leafward.measure.survey_report import Survey
-    from leafward.report import Page
+    from leafward.report import Result
 
 DEPTH = "depth"
 
 
-def add_levels(args: Any, report: Survey, console: Console, page: Page) -> list[dict[str, Any]]:
+def add_levels(args: Any, report: Survey, console: Console, page: Result) -> list[dict[str, Any]]:
     """Radius against depth for every matrix whose rows have names, on screen and on the page."""
-    from leafward.cli.show import show_rows
     from leafward.data.taxonomy import read_taxonomy
     from leafward.files import finite
     from leafward.measure.named_rows import named_radii
+    from leafward.report import show_rows
 
     if args.by != DEPTH and not args.by.isdecimal():
         raise UsageError(f"--by must be {DEPTH} or the number of a level, 0 at the root, got {args.by!r}")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from leafward.measure.measured import Measured
     from leafward.measure.survey_report import MatrixRow, Survey
-    from leafward.report import Page
+    from leafward.report import Result
 
 EXACT_SHOWN = ("norm_mean", "overlap", "overlap_centred", "effective_rank", "stable_rank", "alpha")
 SAMPLED_SHOWN = ("delta", "curvature", "ricci", "dimension", "dimension_wide", "duplicates")
@@ -48,7 +48,7 @@ def survey_target(target: str, args: Any) -> Survey:
 
 def show_survey(console: Console, report: Survey) -> None:
     """The figures of all matrices, their verdicts, near-duplicate clusters and notes."""
-    from leafward.cli.show import show_rows
+    from leafward.report import show_rows
 
     rows: list[list[str]] = []
     for keys in (EXACT_SHOWN, SAMPLED_SHOWN):
@@ -108,14 +108,17 @@ def extra_lines(report: Survey) -> list[str]:
     return lines
 
 
-def survey_page(report: Survey) -> Page:
+def survey_page(report: Survey) -> Result:
     """Plain words first, then the table, then each matrix that is told apart beside its nulls."""
     from leafward.measure.columns import COLUMNS
-    from leafward.report import Number, Page
+    from leafward.report import Estimate, Result
 
-    page = Page("Audit", subtitle=report.heading)
+    page = Result("Audit", report.heading, run=True)
     told = [row for row in report.rows if row.calls]
-    numbers = [Number("matrices", len(report.rows)), Number("told apart from their nulls", len(told))]
+    numbers = [
+        Estimate(len(report.rows), name="matrices"),
+        Estimate(len(told), name="told apart from their nulls"),
+    ]
     page.headline(numbers)
     page.text(PLAIN)
     for row in told[:8]:
@@ -134,7 +137,7 @@ def survey_page(report: Survey) -> Page:
     return page
 
 
-def add_matrix(page: Page, row: MatrixRow) -> None:
+def add_matrix(page: Result, row: MatrixRow) -> None:
     """One matrix beside its nulls, with intervals."""
     from leafward.measure.columns import COLUMNS
 

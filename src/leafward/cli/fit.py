@@ -14,7 +14,7 @@ from leafward.files import check_writable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from leafward.report import Page
+    from leafward.report import Result
     from leafward.stats.power_laws import Comparison, ComputeLaw, JointFit
     from leafward.stats.power_laws.tables import Table
 
@@ -48,7 +48,7 @@ class Args:
 
 def run(args: Args, console: Console) -> dict[str, Any]:
     from leafward.files import finite, write_json
-    from leafward.report import Page
+    from leafward.report import Result
     from leafward.stats.power_laws.tables import read_table
 
     if args.table is None:
@@ -60,7 +60,7 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     check_writable(out)
     table = read_table(args.table, _given(args.columns))
     names = _variables(args, args.table, table)
-    page = Page("Scaling law", subtitle=f"{args.table.name}: {table.rows} rows")
+    page = Result("Scaling law", f"{args.table.name}: {table.rows} rows", run=True)
     result: dict[str, Any] = {"table": str(args.table), "rows": table.rows, "variables": list(names)}
     notes = list(table.notes)
     if table.unused:
@@ -76,9 +76,6 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     for note in notes:
         console.print(f"note: {note}", markup=False)
         page.note(note)
-    from leafward.engine.evaluation import how_it_was_run
-
-    how_it_was_run(page)
     result = finite({**result, "notes": notes})
     write_json(out / "fit.json", result)
     page.write(out / "report.html")
@@ -140,9 +137,8 @@ def _law(args: Args, table: Table, names: tuple[str, ...]) -> JointFit:
     )
 
 
-def _show_law(console: Console, page: Page, law: JointFit) -> None:
-    from leafward.cli.show import show_rows
-    from leafward.report import Number
+def _show_law(console: Console, page: Result, law: JointFit) -> None:
+    from leafward.report import Estimate, show_rows
 
     rows = []
     for name, exponent in law.exponents.items():
@@ -154,15 +150,14 @@ def _show_law(console: Console, page: Page, law: JointFit) -> None:
         rows.append(("offset", f"{law.offset:.4g}", ""))
     show_rows(console, ["", "value", "interval"], rows, "L = E + Σ C_k / x_k^a_k")
     numbers = [
-        Number(f"exponent of {name}", exponent, interval=(law.intervals[name].low, law.intervals[name].high))
-        for name, exponent in law.exponents.items()
+        Estimate(exponent, law.intervals[name], f"exponent of {name}") for name, exponent in law.exponents.items()
     ]
     page.headline(numbers)
     page.table(["", "value", "interval"], [list(row) for row in rows])
 
 
 def _extrapolate(
-    args: Args, table: Table, names: tuple[str, ...], console: Console, page: Page, notes: list[str]
+    args: Args, table: Table, names: tuple[str, ...], console: Console, page: Result, notes: list[str]
 ) -> dict[str, Any] | None:
     """Predict the rows of the largest values of the first variable from all smaller ones."""
     import numpy as np
@@ -199,12 +194,12 @@ def _of(labels: tuple[str, ...], keep: Any) -> tuple[str, ...]:
 
 
 def _rivals(
-    args: Args, table: Table, names: tuple[str, ...], law: JointFit, console: Console, page: Page, notes: list[str]
+    args: Args, table: Table, names: tuple[str, ...], law: JointFit, console: Console, page: Result, notes: list[str]
 ) -> dict[str, Any] | None:
     """Other laws of the same table by AICc; of one variable also a broken power law where there are points for it."""
     import numpy as np
 
-    from leafward.cli.show import show_rows
+    from leafward.report import show_rows
     from leafward.stats.power_laws import compare_laws
 
     name = names[0] if names else ""
@@ -226,9 +221,9 @@ def _rivals(
     return found.to_dict()
 
 
-def _optimal(args: Args, table: Table, console: Console, page: Page, notes: list[str]) -> list[dict[str, Any]]:
+def _optimal(args: Args, table: Table, console: Console, page: Result, notes: list[str]) -> list[dict[str, Any]]:
     """Chinchilla's approaches, each with its exponent and the best size and data at each budget."""
-    from leafward.cli.show import show_rows
+    from leafward.report import show_rows
     from leafward.stats.power_laws import compute_laws
 
     numbers = table.numbers
@@ -261,6 +256,6 @@ def _approach(law: ComputeLaw) -> tuple[str, ...]:
     return law.approach, f"{law.exponent:.3f}", f"[{law.interval.low:.3f}, {law.interval.high:.3f}]", *cells
 
 
-def _say(console: Console, page: Page, words: str) -> None:
+def _say(console: Console, page: Result, words: str) -> None:
     console.print(words, markup=False)
     page.text(words)

@@ -195,7 +195,7 @@ def with_lengths(null: np.ndarray, sample: np.ndarray, entry: Entry) -> np.ndarr
 
 
 def _has_mean(sample: np.ndarray) -> bool:
-    """Whether the mean row (m,) is longer than that of rows (n, m) around the origin: |mean|² is mean |x|²/n for those."""
+    """Whether the mean row (m,) is longer than that of rows (n, m) around the origin: |mean|² = mean |x|²/n there."""
     mean = np.square(sample.mean(0, dtype=np.float64)).sum()
     return bool(mean > LONG_MEAN * np.square(sample, dtype=np.float64).sum() / len(sample) ** 2)
 

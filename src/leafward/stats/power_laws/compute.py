@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from leafward.errors import DataError
+from leafward.stats.estimate import Interval
 from leafward.stats.power_laws import checks
 from leafward.stats.power_laws.huber import fit_huber, refit_huber_whole
-from leafward.stats.power_laws.results import Interval, Result
+from leafward.stats.power_laws.results import Told
 from leafward.stats.power_laws.separable import Array, Design, best_fit, minimise
 
 FLOP_PER_TOKEN = 6.0
@@ -43,7 +44,7 @@ class Allocation:
 
 
 @dataclass(frozen=True)
-class ComputeLaw(Result):
+class ComputeLaw(Told):
     """N* ∝ C^a by one approach; `points` are the (C, N*) it was drawn through; 3 has the law's parameters too."""
 
     approach: str
@@ -138,7 +139,7 @@ def _law(approach: str, own: Array, drawn: Array, budgets: Array, level: float) 
     return ComputeLaw(
         approach=approach,
         exponent=float(beta / (alpha + beta)),
-        interval=Interval(low, high, level, method, float(shares.std(ddof=1))),
+        interval=Interval(low, high, level=level, method=method, standard_error=float(shares.std(ddof=1))),
         allocations=tuple(_allocated(float(c), own, drawn, level) for c in budgets),
         parameters=dict(zip(names, map(float, own), strict=True)),
         intervals=ends,
@@ -245,7 +246,7 @@ def _through(
     return ComputeLaw(
         approach=approach,
         exponent=float(own[0]),
-        interval=Interval(low, high, level, method, float(lines[:, 0].std(ddof=1))),
+        interval=Interval(low, high, level=level, method=method, standard_error=float(lines[:, 0].std(ddof=1))),
         allocations=tuple(_on_line(float(c), own, lines, level) for c in budgets),
         points=tuple(zip(compute.tolist(), size.tolist(), strict=True)),
     )
