@@ -1,7 +1,7 @@
 """leafward: the geometry of representations. Measure, adapt, build.
 
     import leafward
-    leafward.audit("gpt2")                                # how superposed is a checkpoint?
+    leafward.survey("gpt2").to_frame()                    # every matrix: how superposed, hierarchical and curved?
     model = leafward.attach(clip, config)                 # adapters of a pretrained model
     model = leafward.HelmForCausalLM.from_pretrained(folder)
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from leafward.adapters import attach, merge
     from leafward.encoders import load_encoder
     from leafward.hierarchy import LorentzIndex, Taxonomy
-    from leafward.measure import audit
+    from leafward.measure import audit, survey
     from leafward.stats.power_laws import fit_power_law
     from leafward.systems.hcformer import HCFormer
     from leafward.systems.helm import HelmConfig, HelmForCausalLM
@@ -32,7 +32,7 @@ _HOME = {
     "adapters": ("attach", "merge"),
     "encoders": ("load_encoder",),
     "hierarchy": ("LorentzIndex", "Taxonomy"),
-    "measure": ("audit",),
+    "measure": ("audit", "survey"),
     "stats.power_laws": ("fit_power_law",),
     "systems.hcformer": ("HCFormer",),
     "systems.helm": ("HelmConfig", "HelmForCausalLM"),
@@ -54,6 +54,7 @@ __all__ = [
     "load_encoder",
     "merge",
     "register",
+    "survey",
 ]
 
 __version__ = "0.1.0"

@@ -32,7 +32,7 @@ def bounded(text: str) -> str:
 
 
 EXTRAS: dict[str, tuple[str, ...]] = {
-    "lm": ("transformers", "tokenizers", "datasets", "pyarrow", "accelerate", "lm_eval"),
+    "lm": ("transformers", "tokenizers", "datasets", "pandas", "huggingface_hub", "pyarrow", "accelerate", "lm_eval"),
     "vision": ("timm", "torchvision", "PIL", "open_clip", "segmentation_models_pytorch", "pycocotools", "pyarrow"),
     "search": ("faiss",),
     "serve": ("fastapi", "uvicorn"),

@@ -106,5 +106,5 @@ def test_families_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         audit_family(small)
     with pytest.raises(UsageError, match="2 different names"):
         audit_family(small, other, names=("a", "a"))
-    with pytest.raises(DataError, match=r"no row is about x, y; models there: large, small"):
+    with pytest.raises(DataError, match=r"no row is about x; models there: large, small"):
         audit_family(small, other, names=("x", "y"), losses=written(tmp_path, TABLE))

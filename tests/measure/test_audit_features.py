@@ -108,7 +108,6 @@ def test_what_the_audit_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[st
     halves = tmp_path / "halves.npz"
     np.savez(halves, image_features=np.eye(4, dtype="f4"), text_features=np.eye(4, dtype="f4")[:3])
     for words, code, message in [
-        ([str(path)], 2, "choose one with --tensor; a, b"),
         ([str(path), "--tensor", "c"], 2, "--tensor:"),
         ([str(path), "--tensor", "a", "--fold-norm"], 2, "--fold-norm"),
         ([str(path), "--tensor", "a", "--c", "0"], 2, "--c must be a positive number, got 0.0"),

@@ -124,7 +124,7 @@ def test_a_pickle_under_another_name_is_refused(tmp_path: Path) -> None:
 
 def test_a_directory_of_pickles_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80")
-    with pytest.raises(DataError, match=r"only pickled weights \(pytorch_model\.bin\)"):
+    with pytest.raises(DataError, match=r"pytorch_model\.bin cannot be read as weights"):
         open_matrix(tmp_path)
 
 
@@ -178,7 +178,6 @@ def test_what_is_no_floating_matrix_is_refused(tmp_path: Path, array: np.ndarray
     [
         (torch.zeros(5), r"a\.safetensors: w has shape \[5\].*2-D"),
         (torch.zeros(4, 3, dtype=torch.int32), "w has type I32"),
-        (torch.zeros(4, 3, dtype=torch.float8_e4m3fn), "w has type F8_E4M3"),
     ],
 )
 def test_a_chosen_tensor_must_be_a_floating_matrix(tmp_path: Path, tensor: torch.Tensor, message: str) -> None:

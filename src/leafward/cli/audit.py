@@ -1,4 +1,7 @@
-"""``leafward audit TARGET…``: how superposed is this matrix? Several targets with a losses table give the width fit."""
+"""``leafward audit TARGET…``: how superposed, how hierarchical and how curved is every matrix of a checkpoint?
+
+Several targets are a family: overlap against width and, with losses, the width exponent.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +20,36 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from leafward.measure import AuditReport
-    from leafward.measure.audit_family import Family, LossTable
     from leafward.report import Result
 
 
 @dataclass
 class Args:
     targets: Annotated[tuple[str, ...], tyro.conf.Positional]
-    """Hugging Face directory, .safetensors, .npy or .npz file (also one of leafward data features), timm:NAME[@FILE] or
-    open_clip:NAME[@FILE]; one or several."""
+    """A hub name (org/name[@revision]), a Hugging Face folder, a run, a PEFT adapter, a folder of a sparse autoencoder,
+    .safetensors, .bin, .gguf, .npy or .npz, timm:NAME or open_clip:NAME[@FILE, @TAG or @random]; one or several."""
     tensor: str | None = None
-    """Which 2-D weight to read, where the target holds several; of a feature file text_features or image_features."""
+    """Measure this matrix only, in detail; of a feature file text_features or image_features."""
+    quick: bool = False
+    """Only the exact columns: superposition and spectrum."""
+    rows: int = 4096
+    """Rows sampled for the columns that need distances."""
+    against: Literal["init"] | None = None
+    """Also compare with the weights as the architecture initialises them."""
+    activations: Path | None = None
+    """Text file, or folder of images: measure the hidden states of every layer of the model on it instead."""
+    by: str | None = None
+    """With --taxonomy: the level, 0 at the root, below which radius is compared (or "depth": all levels)."""
+    taxonomy: Path | None = None
+    """A taxonomy whose nodes the rows are, by name: does the radius order general and specific?"""
+    text: tuple[Path, ...] = ()
+    """With several models: corpora on which their bits per byte are measured first, for the width exponent."""
     fold_norm: bool = False
     """Multiply the rows by the gain of the final norm first."""
     token_counts: Path | None = None
     """Counts, one for each row (.npy, .txt or .json): weighted overlaps and the frequency-norm correlation."""
     sample: int = 1024
-    """Rows sampled for the estimated figures."""
+    """Rows sampled for the estimated figures of one matrix in detail."""
     exact: bool = False
     """Compute the estimated figures from every pair instead (n² m work)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -55,42 +71,86 @@ class Args:
 
 def run(args: Args, console: Console) -> dict[str, Any]:
     if not args.targets:
-        raise UsageError("TARGET is missing; give a directory, a file, timm:NAME or open_clip:NAME")
+        raise UsageError("TARGET is missing; give a folder, a file, a hub name, timm:NAME or open_clip:NAME")
     if len(set(args.targets)) < len(args.targets):
         raise UsageError(f"TARGET: one of them is there twice: {' '.join(args.targets)}")
     need(args.c > 0, "--c", "a positive number", args.c)
     need(args.radius_weight >= 0, "--radius-weight", "a number ≥ 0", args.radius_weight)
+    need((args.by is None) == (args.taxonomy is None), "--by", "given together with --taxonomy", args.by)
     out = args.out or Path("runs") / f"audit-{_slug(args.targets[0])}"
     check_writable(out)
-    losses = _losses(args)  # before the audits, which may take long
-    reports = [_audit(target, args) for target in args.targets]
+    if len(args.targets) > 1 and not args.radius:
+        from leafward.cli.audit_family import run_family
+
+        return run_family(args, out, console)
+    _no_family(args)
+    if args.activations is not None:
+        from leafward.cli.audit_activations import run_activations
+
+        return run_activations(args, out, console)
+    if args.radius or not _surveyed(args):
+        return _in_detail(args, out, console)
+    return _run_survey(args, out, console)
+
+
+def _no_family(args: Args) -> None:
+    for name in ("losses", "text"):
+        if getattr(args, name) and len(args.targets) < 2:
+            raise UsageError(f"--{name} needs a family: give two or more targets, the models that it is about")
+
+
+DETAILS = ("exact", "fold_norm", "token_counts")
+
+
+def _surveyed(args: Args) -> bool:
+    """Whether the table of matrices is wanted: not where a flag asks for the details of one."""
+    return not any(getattr(args, name) for name in DETAILS)
+
+
+def _run_survey(args: Args, out: Path, console: Console) -> dict[str, Any]:
+    """Every matrix; of a single one the details of its overlaps too."""
+    from leafward.cli.audit_survey import show_survey, survey_page, survey_target, write_files
+
+    report = survey_target(args.targets[0], args)
+    show_survey(console, report)
+    page = survey_page(report)
+    result: dict[str, Any] = {**report.to_dict()}
+    if args.taxonomy is not None:
+        from leafward.cli.audit_levels import add_levels
+
+        result["levels"] = add_levels(args, report, console, page)
+    if len(report.rows) == 1 and not args.quick:
+        detail = audit_one(args.targets[0], args)
+        show(console, detail)
+        add_audit(page, detail)
+        result["audits"] = [detail.to_dict()]
+    write_result(out, result, page)
+    written = [out / "report.html", out / "audit.json", *write_files(report, out)]
+    console.print("wrote " + ", ".join(map(str, written)), markup=False)
+    return {"out": str(out), **result}
+
+
+def _in_detail(args: Args, out: Path, console: Console) -> dict[str, Any]:
+    """The overlaps of one matrix of each target, with estimates of all that pairs tell."""
+    reports = [audit_one(target, args) for target in args.targets]
     for report in reports:
         show(console, report)
-    names = _names(args.targets)
     result: dict[str, Any] = {"audits": [report.to_dict() for report in reports]}
     page = audit_page(reports)
     if args.radius:
         from leafward.cli.audit_radius import add_radius
 
-        result |= add_radius(reports, names, args.c, args.radius_weight, console, page)
+        result |= add_radius(reports, short_names(args.targets), args.c, args.radius_weight, console, page)
     if len(reports) > 1:
-        result["family"] = _family(reports, names, losses, console, page)
-    _write(out, result, page)
+        from leafward.cli.audit_family import add_family
+
+        result["family"] = add_family(reports, short_names(args.targets), None, console, page)
+    write_result(out, result, page)
     console.print(f"wrote {out / 'report.html'} and {out / 'audit.json'}")
     return {"out": str(out), **result}
 
 
-def _losses(args: Args) -> LossTable | None:
-    if args.losses is None:
-        return None
-    from leafward.measure.audit_family import read_losses
-
-    if len(args.targets) < 2:
-        raise UsageError("--losses needs a family: give two or more targets, whose names are in its column model")
-    return read_losses(args.losses)
-
-
-def _audit(target: str, args: Args) -> AuditReport:
+def audit_one(target: str, args: Args) -> AuditReport:
     from leafward.engine import Progress
     from leafward.measure import audit
 
@@ -167,51 +227,15 @@ def _overlap_figure(report: AuditReport) -> Figure:
     return figure
 
 
-def _family(
-    reports: list[AuditReport], names: list[str], losses: LossTable | None, console: Console, page: Result
-) -> dict[str, Any]:
-    """Widths side by side and, with a losses table, the fit L = C/m^a + offsets."""
-    from leafward.measure.audit_family import audit_family
-    from leafward.report import show_rows
-
-    family = audit_family(*reports, names=names, losses=losses)
-    rows = [
-        (name, str(width), f"{raw:.4g}", f"{centred:.4g}")
-        for name, width, raw, centred in zip(
-            family.names, family.width, family.scaled_overlap, family.centred_scaled_overlap, strict=True
-        )
-    ]
-    columns = ["model", "m", "m·⟨o²⟩ raw", "mean removed"]
-    show_rows(console, columns, rows, "family")
-    page.section("The family")
-    page.table(columns, [list(row) for row in rows])
-    result: dict[str, Any] = {"models": [dict(zip(("model", "m", "raw", "centred"), row, strict=True)) for row in rows]}
-    if family.losses is not None:
-        result["width_fit"] = _width_fit(family, console, page)
-    return result
-
-
-def _width_fit(family: Family, console: Console, page: Result) -> dict[str, Any]:
-    from leafward.report import Estimate
-    from leafward.stats.power_laws import fit_width
-
-    table = family.losses
-    assert table is not None
-    fit = fit_width(table.width, table.loss, models=table.model, corpora=table.corpus, params=table.params)
-    console.print(f"width fit: {fit.summary()}", markup=False)
-    page.headline([Estimate(fit.loss.exponent, fit.loss.interval, "α of L = C/m^α + offsets")])
-    page.text(fit.summary())
-    return fit.to_dict()
-
-
-def _write(out: Path, result: dict[str, Any], page: Result) -> None:
+def write_result(out: Path, result: dict[str, Any], page: Result) -> None:
+    """audit.json and report.html."""
     from leafward.files import write_json
 
     write_json(out / "audit.json", result)
     page.write(out / "report.html")
 
 
-def _names(targets: tuple[str, ...]) -> list[str]:
+def short_names(targets: tuple[str, ...]) -> list[str]:
     """Short names that tell the targets apart."""
     names = [_slug(target) for target in targets]
     return names if len(set(names)) == len(names) else list(targets)

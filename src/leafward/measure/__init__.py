@@ -9,14 +9,27 @@ from leafward._lazy import lazy
 if TYPE_CHECKING:
     from leafward.measure.audit_matrix import audit
     from leafward.measure.audit_report import AuditReport
+    from leafward.measure.survey_matrices import survey
+    from leafward.measure.survey_report import Survey
     from leafward.measure.theory import etf_limit, etf_overlap, random_overlap, welch_bound
 
 _HOME = {
     "audit_matrix": ("audit",),
     "audit_report": ("AuditReport",),
+    "survey_matrices": ("survey",),
+    "survey_report": ("Survey",),
     "theory": ("etf_limit", "etf_overlap", "random_overlap", "welch_bound"),
 }
 
-__all__ = ["AuditReport", "audit", "etf_limit", "etf_overlap", "random_overlap", "welch_bound"]
+__all__ = [
+    "AuditReport",
+    "Survey",
+    "audit",
+    "etf_limit",
+    "etf_overlap",
+    "random_overlap",
+    "survey",
+    "welch_bound",
+]
 
 __getattr__, __dir__ = lazy(__name__, _HOME)

@@ -15,6 +15,7 @@ import numpy as np
 from leafward.errors import DataError, UsageError, nearest
 from leafward.files import read_text
 from leafward.measure.audit_report import AuditReport
+from leafward.stats.power_laws import PowerLawFit, fit_power_law
 
 REQUIRED = ("model", "corpus", "m", "loss")
 OPTIONAL = ("params", "depth", "tokens")
@@ -42,6 +43,15 @@ class Family:
     scaled_overlap: np.ndarray
     centred_scaled_overlap: np.ndarray
     losses: LossTable | None
+
+    def overlap_fits(self) -> dict[str, PowerLawFit]:
+        """⟨o²⟩ = C/m^a of the raw and the mean-removed rows, where three widths have it; random rows: a = 1."""
+        found = {}
+        for name, scaled in (("raw", self.scaled_overlap), ("mean removed", self.centred_scaled_overlap)):
+            keep = np.isfinite(scaled) & (scaled > 0)
+            if len(np.unique(self.width[keep])) >= 3:
+                found[name] = fit_power_law(self.width[keep], scaled[keep] / self.width[keep])
+        return found
 
 
 def audit_family(
@@ -75,10 +85,16 @@ def audit_family(
     )
 
 
+def check_names(names: Sequence[str], table: LossTable) -> None:
+    """Refuse, before any work, models that the table has no row for."""
+    there = sorted(set(table.model))
+    for name in names:
+        if name not in there:
+            raise DataError(f"losses: no row is about {name}; {nearest(name, there, 'models there:')}")
+
+
 def _check_widths(reports: dict[str, AuditReport], table: LossTable) -> None:
-    if not set(reports) & set(table.model):
-        there = ", ".join(sorted(set(table.model)))
-        raise DataError(f"losses: no row is about {', '.join(reports)}; models there: {there}")
+    check_names(list(reports), table)
     for name, width in zip(table.model, table.width, strict=True):
         report = reports.get(name)
         if report is not None and report.width != width:

@@ -6,6 +6,8 @@ from leafward.measure.audit_report import OverlapReport, References, Summary, Ve
 
 CROWDED = 4  # n ≥ 4m: many more rows than dimensions
 ALL = 0.99  # share of represented rows that counts as all
+UNLIKELY = 4  # standard deviations of ⟨o²⟩ of random rows: one draw of noise in 16,000 lies beyond
+RANDOM = "not told apart from random rows"
 ANISOTROPIC = 1.5  # m·⟨o²⟩ at or above this: the rows use clearly fewer than m directions
 
 
@@ -20,8 +22,30 @@ def judge(
 ) -> Verdict:
     """`represented` is the share of rows whose norm exceeds half the mean norm (zero rows count as not)."""
     label, reason = _superposition(rows, width, represented, norms)
+    if represented >= ALL and rows > width and like_random_rows(raw, references):
+        width_of = UNLIKELY * _random_error(raw, references) * width
+        label, reason = (
+            RANDOM,
+            (
+                f"The mean squared overlap of all rows is {raw.scaled_overlap:.5g}/m; that of {raw.rows:,} random rows "
+                f"is (1 ± {width_of:.1g})/m: nothing here tells them from noise."
+            ),
+        )
     geometry, reasons = _geometry(width, raw, centred, references)
     return Verdict(label, geometry, (reason, *reasons))
+
+
+def like_random_rows(raw: OverlapReport, references: References) -> bool:
+    """Whether ⟨o²⟩ lies where that of random directions does: 1/m ± 4 standard deviations.
+
+    Squared overlaps of random directions are uncorrelated between pairs, so that of their mean is √(2 var/(n(n−1))).
+    """
+    away = abs(raw.mean_squared_overlap - references.random_mean_squared_overlap)
+    return away <= UNLIKELY * _random_error(raw, references)
+
+
+def _random_error(raw: OverlapReport, references: References) -> float:
+    return (2 * references.random_squared_overlap_variance / (raw.rows * (raw.rows - 1))) ** 0.5
 
 
 def _superposition(rows: int, width: int, represented: float, norms: Summary) -> tuple[str, str]:

@@ -183,6 +183,15 @@ class Catalogue:
                         found.append(name)
         return sorted(found)
 
+    def described(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape and type of every tensor in the files that are here, in the order of the files."""
+        found = {}
+        for path in dict.fromkeys(self.files.values()):
+            if path.is_file():
+                with arrays.open_safetensors(path) as file:
+                    found |= {name: _shape_and_dtype(file, name) for name in file.keys() if name in self.files}  # noqa: SIM118
+        return found
+
     def only_matrix(self) -> str:
         """The one 2-D floating tensor, or a refusal that lists the candidates."""
         return only_one(self.label, self.matrices())

@@ -57,7 +57,7 @@ def from_checkpoint(path: Path, tensor: str | None, fold_norm: bool) -> Matrix:
     text = {**config, **config["text_config"]} if isinstance(config.get("text_config"), dict) else config
     catalogue = catalogue_of(path)
     if tensor is None:
-        name, role = _find_output(catalogue, text.get("tie_word_embeddings"))
+        name, role = find_output(catalogue, text.get("tie_word_embeddings"))
     else:
         name, role = tensor, "chosen tensor"
     source = catalogue.rows(name)
@@ -65,7 +65,7 @@ def from_checkpoint(path: Path, tensor: str | None, fold_norm: bool) -> Matrix:
     rows = source.shape[0]
     hidden = _hidden_size(text)
     if _ends(name, HEADS + EMBEDDINGS):
-        rows, note = _vocabulary_rows(path, text, rows)
+        rows, note = vocabulary_rows(path, text, rows)
         notes += note
         if hidden is not None and hidden != source.shape[1]:
             notes.append(
@@ -113,7 +113,7 @@ def catalogue_of(path: Path) -> Catalogue:
     return Catalogue(str(path), catalogue)
 
 
-def _find_output(catalogue: Catalogue, tied: bool | None) -> tuple[str, str]:
+def find_output(catalogue: Catalogue, tied: bool | None) -> tuple[str, str]:
     """(tensor name, role). A stored head counts unless the configuration ties it to the embedding."""
     head = _match(catalogue, HEADS)
     if head is not None and tied is not True:
@@ -157,7 +157,7 @@ def _hidden_size(config: dict[str, Any]) -> int | None:
     )
 
 
-def _vocabulary_rows(path: Path, config: dict[str, Any], stored: int) -> tuple[int, list[str]]:
+def vocabulary_rows(path: Path, config: dict[str, Any], stored: int) -> tuple[int, list[str]]:
     """How many rows belong to real tokens, and a note where padding was left out or could not be told."""
     length, origin = tokenizer_length(path), "the tokenizer"
     if length is None:
@@ -201,6 +201,25 @@ def _token_ids(path: Path) -> set[int]:
         added = read_record(path / "tokenizer_config.json").get("added_tokens_decoder", {})
         ids |= {int(key) for key in added if key.isdecimal()}
     return ids
+
+
+def tokenizer_names(path: Path) -> list[str] | None:
+    """The tokens of the tokenizer in a directory by their ids; None where its files do not list them."""
+    if (path / "tokenizer.json").is_file():
+        tokenizer = read_record(path / "tokenizer.json")
+        vocabulary = tokenizer.get("model", {}).get("vocab", {})
+        if not isinstance(vocabulary, dict):
+            vocabulary = {each[0]: at for at, each in enumerate(vocabulary) if isinstance(each, list) and each}
+        added = tokenizer.get("added_tokens", [])
+        vocabulary = {**vocabulary, **{token["content"]: token["id"] for token in added if "content" in token}}
+    elif (path / "vocab.json").is_file():
+        vocabulary = read_record(path / "vocab.json")
+    elif (path / "vocab.txt").is_file():
+        return [line.decode("utf-8", "replace") for line in read_bytes(path / "vocab.txt").splitlines()]
+    else:
+        return None
+    by_id = {at: name for name, at in vocabulary.items() if isinstance(at, int)}
+    return [by_id.get(at, f"row {at}") for at in range(max(by_id, default=-1) + 1)] or None
 
 
 def _ids(vocabulary: dict[str, Any]) -> set[int]:

@@ -15,6 +15,7 @@ from leafward.errors import LeafwardError, UsageError, nearest, require
 from leafward.measure.matrix_files import PICKLES, Catalogue, Matrix, from_array, refuse_pickle
 
 ZOOS = ("timm", "open_clip")
+RANDOM = "random"
 CLIP_PROJECTIONS = ("visual.proj", "visual.head.proj.weight", "text_projection", "text.text_projection")
 
 
@@ -22,10 +23,7 @@ def from_zoo(zoo: str, name: str, tensor: str | None) -> Matrix:
     """The matrix of a zoo model; `name` is NAME, NAME@FILE or, for open_clip, NAME@TAG."""
     library = require(zoo, "vision")
     name, _, weights = name.partition("@")
-    known = library.list_models()
-    if name.partition(".")[0] not in known:
-        alike = [other for other in known if other[:3].lower() == name[:3].lower()]
-        raise UsageError(f"{zoo} has no model {name!r}; {nearest(name, alike or known)}")
+    _check_name(zoo, name, library)
     usual = _classifiers(library, name) if zoo == "timm" else CLIP_PROJECTIONS
     target = f"{zoo}:{name}" + (f"@{weights}" if weights else "")
     if weights and (Path(weights).suffix in {".safetensors", *PICKLES} or Path(weights).exists()):
@@ -34,12 +32,44 @@ def from_zoo(zoo: str, name: str, tensor: str | None) -> Matrix:
         chosen = tensor or _first(target, usual, catalogue.matrices())
         source = catalogue.rows(chosen)
         return Matrix(target=target, tensor=chosen, source=source, rows=source.shape[0], role=f"{zoo} weights")
-    state = _timm_state(library, name, weights) if zoo == "timm" else _clip_state(library, name, weights)
+    state = zoo_state(zoo, f"{name}@{weights}" if weights else name)
+    assert isinstance(state, dict)
     chosen = tensor or _first(target, usual, [key for key, value in state.items() if value.ndim == 2])
     if chosen not in state:
         raise UsageError(f"--tensor: {target} holds no {chosen!r}; {nearest(chosen, state)}")
     rows = from_array(state[chosen], f"{target}: {chosen}").source
     return Matrix(target=target, tensor=chosen, source=rows, rows=rows.shape[0], role=f"{zoo} weights")
+
+
+def zoo_state(zoo: str, name: str) -> dict[str, torch.Tensor] | Path:
+    """All weights of a zoo model, or the file of them that was named: NAME, NAME@FILE, NAME@TAG (open_clip),
+    NAME@random.
+
+    `@random` is the model as it is before training; nothing else ever gives random weights.
+    """
+    library = require(zoo, "vision")
+    name, _, weights = name.partition("@")
+    _check_name(zoo, name, library)
+    if weights == RANDOM:
+        torch.manual_seed(0)
+        if zoo == "timm":
+            return timm_random(library, name)
+        return library.create_model(name, pretrained=None).state_dict()
+    if weights and (Path(weights).suffix in {".safetensors", *PICKLES} or Path(weights).exists()):
+        return Path(weights)
+    return _timm_state(library, name, weights) if zoo == "timm" else _clip_state(library, name, weights)
+
+
+def timm_random(timm: ModuleType, name: str) -> dict[str, torch.Tensor]:
+    """The weights of a timm model as it initialises them."""
+    return timm.create_model(name, pretrained=False).state_dict()
+
+
+def _check_name(zoo: str, name: str, library: ModuleType) -> None:
+    known = library.list_models()
+    if name.partition(".")[0] not in known:
+        alike = [other for other in known if other[:3].lower() == name[:3].lower()]
+        raise UsageError(f"{zoo} has no model {name!r}; {nearest(name, alike or known)}")
 
 
 def _classifiers(timm: ModuleType, name: str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from leafward._lazy import lazy
 
 if TYPE_CHECKING:
     from leafward.stats.power_laws.compare import Candidate, Comparison, compare_laws
+    from leafward.stats.power_laws.compute import Allocation, ComputeLaw, compute_laws
     from leafward.stats.power_laws.laws import fit_joint_law, fit_power_law
     from leafward.stats.power_laws.ranges import (
         Extrapolation,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "compare": ("Candidate", "Comparison", "compare_laws"),
+    "compute": ("Allocation", "ComputeLaw", "compute_laws"),
     "laws": ("fit_joint_law", "fit_power_law"),
     "ranges": ("Extrapolation", "RangeChoice", "RangeReport", "choose_range", "fit_ranges", "leave_largest_out"),
     "results": ("Interval", "JointFit", "PowerLawFit"),
@@ -36,8 +38,10 @@ _HOME = {
 }
 
 __all__ = [
+    "Allocation",
     "Candidate",
     "Comparison",
+    "ComputeLaw",
     "Extrapolation",
     "Interval",
     "JointFit",
@@ -47,6 +51,7 @@ __all__ = [
     "WidthFit",
     "choose_range",
     "compare_laws",
+    "compute_laws",
     "fit_joint_law",
     "fit_power_law",
     "fit_ranges",

@@ -18,6 +18,8 @@ from leafward.stats.power_laws.line import weighted_line
 from leafward.stats.power_laws.results import Told
 from leafward.stats.power_laws.separable import Array
 
+_BEND = 0.3  # width of a break in ln x
+_BROKEN_LEAST = 8  # different x for a broken law: four parameters, the error's size, and something held out
 # Differences of AICc below this are not evidence (Burnham & Anderson 2002, §2.6).
 _UNDECIDED = 2.0
 
@@ -72,8 +74,8 @@ class _Law:
     fit: Callable[[Array, Array, bool], tuple[float, ...]]
 
 
-def compare_laws(x: ArrayLike, y: ArrayLike, *, offset: bool = False) -> Comparison:
-    """Fit power, exponential and logarithmic laws to x (n,), y (n,) and compare them.
+def compare_laws(x: ArrayLike, y: ArrayLike, *, offset: bool = False, broken: bool = False) -> Comparison:
+    """Fit power, exponential and logarithmic laws to x (n,), y (n,) and compare them; a broken power law if `broken`.
 
     `offset=True` gives the power law and the exponential a non-negative offset; the logarithm has one by nature.
     """
@@ -84,7 +86,9 @@ def compare_laws(x: ArrayLike, y: ArrayLike, *, offset: bool = False) -> Compari
     checks.enough_rows("x", len(x), parameters + 2)  # AICc counts the error's size as a parameter
     order = np.argsort(x, kind="stable")
     x, y = x[order], y[order]
-    scored = [_score(name, x, y, offset) for name in _LAWS]
+    if broken:
+        checks.varied("x", x, _BROKEN_LEAST)
+    scored = [_score(name, x, y, offset) for name in _LAWS if broken or name != "broken"]
     lowest = min(each["aicc"] for each in scored)
     ranked = sorted(scored, key=lambda each: each["aicc"])
     candidates = tuple(Candidate(**each, delta_aicc=each["aicc"] - lowest) for each in ranked)
@@ -102,7 +106,7 @@ def _score(name: str, x: Array, y: Array, offset: bool) -> dict[str, Any]:
     total = float(np.sum((np.log(y) - np.log(y).mean()) ** 2))
     return {
         "name": name,
-        "formula": law.formula if len(values) == 2 else f"{law.formula} + E",
+        "formula": law.formula if len(values) == 2 or name == "broken" else f"{law.formula} + E",
         "parameters": dict(zip(law.parameters, values, strict=False)),
         "aicc": float(fit_term + 2 * k + 2 * k * (k + 1) / (n - k - 1)),
         "bic": float(fit_term + k * np.log(n)),
@@ -126,7 +130,7 @@ def _held_out_error(law: _Law, x: Array, y: Array, offset: bool) -> float:
 
 
 def _verdict(candidates: tuple[Candidate, ...]) -> str:
-    best, second, _ = candidates
+    best, second = candidates[:2]
     most_exact = min(candidates, key=lambda each: each.held_out_error)
     r_squared = ", ".join(f"{each.name} {each.r_squared:.3f}" for each in candidates)
     if second.delta_aicc < _UNDECIDED:
@@ -168,6 +172,28 @@ def _fit_falling(u: Array, y: Array, offset: bool) -> tuple[float, ...]:
     fits = [least_squares(residual, start, **options) for start in starts]
     log_c, rate, share = min(fits, key=lambda fit: fit.cost).x
     return *_uncentred(log_c, rate, centre, scale), float(share * y.min())
+
+
+def _broken_curve(x: Array, log_c: float, a: float, b: float, log_break: float) -> Array:
+    """C·x^−a below the break and steeper or flatter, with exponent b, beyond it; the bend is `_BEND` wide in ln x."""
+    u = np.log(x)
+    return np.exp(log_c - a * u - (b - a) * _BEND * np.logaddexp(0, (u - log_break) / _BEND))
+
+
+def _fit_broken(x: Array, y: Array, offset: bool) -> tuple[float, ...]:
+    """ln C, a, b and the break's ln x by least squares on ln y, from breaks at several places inside the data."""
+    from scipy.optimize import least_squares
+
+    u, log_y = np.log(x), np.log(y)
+    low, high = np.quantile(u, [0.15, 0.85])
+    slope, intercept = weighted_line(u, log_y, np.ones((1, len(y))))
+    line = (float(intercept[0]), -float(slope[0]), -float(slope[0]))
+    bounds = ([-np.inf, -np.inf, -np.inf, low], [np.inf, np.inf, np.inf, high + 1e-9])
+    fits = [
+        least_squares(lambda p: np.log(_broken_curve(x, *p)) - log_y, [*line, at], bounds=bounds, max_nfev=500)
+        for at in np.linspace(low, high, 5)
+    ]
+    return tuple(map(float, min(fits, key=lambda fit: fit.cost).x))
 
 
 def _uncentred(log_c: float, rate: float, centre: float, scale: float) -> tuple[float, float]:
@@ -215,4 +241,5 @@ _LAWS = {
         lambda x, y, offset: _fit_falling(x, y, offset),
     ),
     "logarithmic": _Law("A - B ln x", ("A", "B"), lambda x, a, b: a - b * np.log(x), _fit_logarithm),
+    "broken": _Law("C / x^a, then ^b", ("log_C", "a", "b", "log_break"), _broken_curve, _fit_broken),
 }

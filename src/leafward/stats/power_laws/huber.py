@@ -66,10 +66,16 @@ def fit_huber(design: Design, y: Array) -> tuple[Array, Array]:
 
 def refit_huber(design: Design, y: Array, counts: Array, c: Array, a: Array) -> Array:
     """Exponents (B, q) for rows drawn counts (B, n) times, each fit started from the full fit (c, a)."""
+    return refit_huber_whole(design, y, counts, c, a)[1]
+
+
+def refit_huber_whole(design: Design, y: Array, counts: Array, c: Array, a: Array) -> tuple[Array, Array]:
+    """Coefficients (B, J) and exponents (B, q) for rows drawn counts (B, n) times."""
     start = _pack(c[None], a[None], y)[0]
     size = len(design.power)
     # Resampling noise is far above 1e-9 of the objective.
-    return np.array([_descend(Objective(design, y, each), start, tolerance=1e-9)[size:] for each in counts])
+    found = np.array([_descend(Objective(design, y, each), start, tolerance=1e-9) for each in counts])
+    return np.exp(found[:, :size]), found[:, size:]
 
 
 def _pack(c: Array, a: Array, y: Array) -> Array:

@@ -120,6 +120,7 @@ def fit_joint_law(
     y: ArrayLike,
     *,
     offset: bool = True,
+    groups: Iterable[object] | None = None,
     clusters: Iterable[object] | None = None,
     method: Literal["varpro", "huber"] = "varpro",
     weighting: Weighting = "relative",
@@ -130,7 +131,8 @@ def fit_joint_law(
 ) -> JointFit:
     """Fit y = E + Σ_k C_k / x_k^a_k to named variables, for instance {"m": …, "steps": …, "data": …}, (n,) each.
 
-    `offset=False` leaves E out. The other arguments are those of `fit_power_law`.
+    `offset=False` leaves E out; `groups` (n labels) give each of them an E of its own. The other arguments are those of
+    `fit_power_law`.
     """
     if not variables:
         raise UsageError("variables is empty; give at least one named array")
@@ -144,14 +146,21 @@ def fit_joint_law(
     log_x = np.log(np.stack(columns, axis=1))
     if np.linalg.matrix_rank(log_x - log_x.mean(axis=0), tol=1e-9 * np.sqrt(len(y))) < len(names):
         raise UsageError(f"variables {', '.join(names)} do not vary independently: one follows from the others")
-    base = np.ones((len(y), len(names) + offset))
-    power = np.array([*range(len(names)), -1][: base.shape[1]])
+    group_names, index = [ALL_ROWS], np.zeros(len(y), dtype=np.intp)
+    if groups is not None:
+        if not offset:
+            raise UsageError("groups make no difference without offset=True")
+        group_names, index = checks.labels("groups", groups, len(y))
+    floors = np.eye(len(group_names))[index] if offset else np.empty((len(y), 0))
+    base = np.hstack([np.ones((len(y), len(names))), floors])
+    power = np.array([*range(len(names)), *[-1] * floors.shape[1]])
     exponents, c, f, intervals = _fit(names, log_x, base, power, y, plan)
     return JointFit(
         exponents=dict(zip(names, exponents.tolist(), strict=True)),
         intervals=dict(zip(names, intervals, strict=True)),
         coefficients=dict(zip(names, c.tolist(), strict=False)),
-        offset=float(c[-1]) if offset else 0.0,
+        offset=float(c[-1]) if offset and groups is None else 0.0,
+        offsets=dict(zip(group_names, c[len(names) :].tolist(), strict=True)) if groups is not None else {},
         method=plan.method,
         weighting=plan.weighting,
         rows=len(y),

@@ -92,7 +92,10 @@ class PowerLawFit(Told):
 
 @dataclass(frozen=True)
 class JointFit(Told):
-    """y = E + Σ_k C_k / x_k^a_k. `exponents`, `intervals` and `coefficients` are keyed by variable."""
+    """y = E + Σ_k C_k / x_k^a_k. `exponents`, `intervals` and `coefficients` are keyed by variable.
+
+    With groups `offsets` has an E for each, and `offset` is 0.
+    """
 
     exponents: Mapping[str, float]
     intervals: Mapping[str, Interval]
@@ -103,9 +106,12 @@ class JointFit(Told):
     rows: int
     r_squared: float
     rms_log_error: float
+    offsets: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
-    def predict(self, variables: Mapping[str, ArrayLike]) -> Array:
-        """The fitted y for one array per variable, all of one length."""
+    def predict(self, variables: Mapping[str, ArrayLike], groups: Any = None) -> Array:
+        """The fitted y for one array per variable, all of one length; `groups` (labels) where the law has them."""
+        if (groups is None) == bool(self.offsets):
+            raise UsageError(f"groups {'is needed: the law has groups' if self.offsets else 'given, the law has none'}")
         for name in variables:
             if name not in self.exponents:
                 raise UsageError(f"variables: {name!r} is not in the law; {nearest(name, self.exponents)}")
@@ -115,8 +121,16 @@ class JointFit(Told):
         length = np.size(next(iter(variables.values())))
         columns = {name: positive_vector(f"variables[{name!r}]", x, length) for name, x in variables.items()}
         terms = [self.coefficients[name] * columns[name] ** -a for name, a in self.exponents.items()]
-        return self.offset + np.sum(terms, axis=0)
+        offset: Any = self.offset
+        if groups is not None:
+            labelled, index = labels("groups", groups, length)
+            for name in labelled:
+                if name not in self.offsets:
+                    raise UsageError(f"groups: {name!r} was not in the fit; {nearest(name, self.offsets)}")
+            offset = np.array([self.offsets[name] for name in labelled])[index]
+        return offset + np.sum(terms, axis=0)
 
     def summary(self) -> str:
         terms = ", ".join(f"{name}^-a, a = {a:.4g} {self.intervals[name]}" for name, a in self.exponents.items())
-        return f"y = {self.offset:.4g} + terms in {terms}; {self.rows} rows, rms error {self.rms_log_error:.2%}"
+        floor = f"{len(self.offsets)} offsets" if self.offsets else f"{self.offset:.4g}"
+        return f"y = {floor} + terms in {terms}; {self.rows} rows, rms error {self.rms_log_error:.2%}"
