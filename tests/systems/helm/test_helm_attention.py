@@ -146,7 +146,9 @@ def test_settings_go_by_the_names_that_other_tools_know() -> None:
         HelmConfig(num_experts=2, num_experts_per_tok=3)
 
 
-@every
+@pytest.mark.parametrize(
+    "name", [*list(MODELS)[::2], *(pytest.param(name, marks=pytest.mark.full) for name in list(MODELS)[1::2])]
+)
 def test_continuous_batching(name: str) -> None:
     """transformers' scheduler of many requests gives what `generate` gives one by one."""
     model = model_of(name)

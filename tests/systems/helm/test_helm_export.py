@@ -44,6 +44,7 @@ def test_exported_with_open_batch_and_length(name: str) -> None:
         assert error(program(x), model(x).logits) < 1e-13
 
 
+@pytest.mark.full
 @torch.no_grad()
 def test_onnx(tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")

@@ -51,7 +51,7 @@ def cached(model: Any, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("targets", ["all-linear", NAMES], ids=["all", "names"])
+@pytest.mark.parametrize("targets", ["all-linear", pytest.param(NAMES, id="names", marks=pytest.mark.full)])
 @torch.no_grad()
 def test_adapters_merge_exactly(name: str, method: str, targets: Any, tmp_path: Path) -> None:
     model, x = toy(name, **SPACES.get(name, {})), tokens(2, 12)
