@@ -96,8 +96,8 @@ class LatentHierarchy(Adapter):
         similar, far = self.logits(output.image, refined, host.scale)
         losses = dict(output.losses)
         if output.labels is not None:
-            losses["cross_entropy"] = F.cross_entropy(similar, output.labels)
-            losses["distance_entropy"] = F.cross_entropy(-far, output.labels)
+            losses["cross_entropy"] = F.cross_entropy(similar, output.labels, ignore_index=-1)
+            losses["distance_entropy"] = F.cross_entropy(-far, output.labels, ignore_index=-1)
             if self.config.hierarchy_weight:
                 losses["image_attribute"] = self.config.hierarchy_weight * self._image_attribute(output.image)
                 losses["attribute_class"] = self.config.hierarchy_weight * self._attribute_class(refined)

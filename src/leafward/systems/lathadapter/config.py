@@ -30,7 +30,7 @@ class Data(Settings, frozen=True):
     """The images or their features, and which of them are trained on and scored."""
 
     MAIN: ClassVar[str] = "features"
-    RARE: ClassVar[frozenset[str]] = frozenset({"template"})
+    RARE: ClassVar[frozenset[str]] = frozenset({"template", "templates", "crops"})
 
     features: Path | None = None
     """Feature file (.npz or .safetensors) of the data set that is trained on."""
@@ -38,8 +38,16 @@ class Data(Settings, frozen=True):
     """In place of features: labelled images, a folder of class folders or one of the usual data sets."""
     model: Place | None = None
     """With images: a directory or hub name of a Hugging Face CLIP model."""
+    teacher: Place | None = None
+    """With images: the larger Hugging Face CLIP model that teaches PromptKD; left out: the same model. Of features:
+    those that the file has of a teacher."""
     template: Template = "a photo of a {}."
     """With images: the text of a class; its first words are where the tokens begin."""
+    templates: Path | None = None
+    """With images: a file of templates, one in a line, over which PromptSRC averages the frozen texts; left out: sixty
+    of the package. Of features: those averages that the file has."""
+    crops: bool = True
+    """With images: train on random crops, half of them turned over, as the hosts' authors; --no-crops for none."""
     targets: tuple[Path, ...] = ()
     """Feature files (with images: folders) of other data sets, for the protocols cross-dataset and domain."""
     protocol: Literal["base-to-new", "few-shot", "cross-dataset", "domain"] = "base-to-new"
@@ -78,7 +86,7 @@ class Config(Settings, frozen=True):
     tokens: Count = 4
     """Context tokens of the prompts."""
     depth: Count = 1
-    """Depth of the prompts; MaPLe has two more. In a model at most its layers; the papers have 9."""
+    """Layers with prompts of their own, of every host. In a model at most its layers; the papers have 9."""
     scale: Positive = 100.0
     """1/τ of the logits."""
     max_steps: Count = 2000
@@ -149,3 +157,10 @@ def check(config: Config) -> None:
         )
     if data.images is not None and data.model is None:
         raise UsageError("model is missing: images need a Hugging Face CLIP model")
+    for name in ("teacher", "templates"):
+        if data.images is None and getattr(data, name) is not None:
+            raise UsageError(
+                f"{name} is read with images; features bring theirs: leafward data features --{name} writes them"
+            )
+    if data.teacher is not None and "promptkd" not in config.hosts:
+        raise UsageError("teacher is for promptkd, which is not among the hosts")

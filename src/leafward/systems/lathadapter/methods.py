@@ -15,11 +15,13 @@ from leafward.adapters import attach
 from leafward.config import checked, replace, to_dict
 from leafward.data import fewshot
 from leafward.data.fewshot import Episode, Exam, FeatureSet, Protocol, read_feature_set
+from leafward.encoders.encoder import HuggingFaceEncoder
+from leafward.encoders.templates import DIVERSE
+from leafward.encoders.zeroshot import read_templates
 from leafward.engine import (
     Cluster,
     FitResult,
     LoopConfig,
-    Loss,
     Member,
     RunDirectory,
     load_published,
@@ -34,7 +36,8 @@ from leafward.errors import DataError
 from leafward.hierarchy import Taxonomy, metrics
 from leafward.hierarchy.answers import decided
 from leafward.systems.lathadapter import LatentHierarchyConfig
-from leafward.systems.lathadapter.images import CHUNK, Pixels, cached, image_set, open_clip_model
+from leafward.systems.lathadapter.images import CHUNK, Pixels, cached, image_set, open_clip_model, with_diverse
+from leafward.systems.lathadapter.lesson import Labelled, Lesson, Teaching
 from leafward.systems.lathadapter.prompts import (
     ClipAdapter,
     Coop,
@@ -53,7 +56,6 @@ from leafward.systems.lathadapter.prompts.tokens import check_tokens
 if TYPE_CHECKING:
     from leafward.systems.lathadapter.config import Config
 
-DEEPER = 2  # MaPLe's prompts are deep ones
 TEACHER = "promptsrc"
 """The host that teaches PromptKD."""
 UNTRAINED = ("zero-shot", "tip-adapter")
@@ -139,18 +141,28 @@ def read_sets(config: Config) -> list[FeatureSet]:
         return _told_apart([_as_computed(read_feature_set(path), config) for path in (data.features, *data.targets)])
     assert data.images is not None
     assert data.model is not None
-    encoder = open_clip_model(data.model)
-    if config.hosts:  # refused before any image is read or encoded
-        words = data.template.split("{}")[0]
+    encoder = _prompted(config, data.model)
+    teacher = None if data.teacher is None else _prompted(config, data.teacher)
+    sets = [image_set(path, encoder, data.template, teacher) for path in (data.images, *data.targets)]
+    if {"promptsrc", "promptkd"} & set(config.hosts):
+        templates = DIVERSE if data.templates is None else read_templates(data.templates)
+        sets[0] = with_diverse(sets[0], templates)
+    return _told_apart(sets)
+
+
+def _prompted(config: Config, name: str) -> HuggingFaceEncoder:
+    """A model for prompts, on its device; tokens that have no place are refused before any image is encoded."""
+    encoder = open_clip_model(name)
+    if config.hosts:
+        words = config.data.template.split("{}")[0]
         check_tokens(config.tokens, len(encoder.tokenizer(words, add_special_tokens=False)["input_ids"]))
-    encoder = encoder.to(device_of(config.loop.device), type_of(config.loop.precision))
-    return _told_apart([image_set(path, encoder, data.template) for path in (data.images, *data.targets)])
+    return encoder.to(device_of(config.loop.device), type_of(config.loop.precision))
 
 
 def _as_computed(data: FeatureSet, config: Config) -> FeatureSet:
     """Features in the type that the run computes in."""
     dtype = type_of(config.loop.precision)
-    names = ("images", "texts", "teacher_images", "teacher_texts")
+    names = ("images", "texts", "teacher_images", "teacher_texts", "diverse_texts", "teacher_diverse_texts")
     held = {name: values for name in names if (values := getattr(data, name)) is not None}
     return dataclasses.replace(data, **{name: values.to(dtype or values.dtype) for name, values in held.items()})
 
@@ -304,9 +316,13 @@ def of_teacher(episode: Episode) -> Episode:
     data = episode.data
     assert data.teacher_images is not None
     assert data.teacher_texts is not None
-    return dataclasses.replace(
-        episode, data=dataclasses.replace(data, images=data.teacher_images, texts=data.teacher_texts)
-    )
+    above = {"images": data.teacher_images, "texts": data.teacher_texts, "diverse_texts": data.teacher_diverse_texts}
+    return dataclasses.replace(episode, data=dataclasses.replace(data, **above))
+
+
+def distilled(episode: Episode) -> Episode:
+    """What PromptKD's student trains on: all classes of the data set, which need no labels."""
+    return dataclasses.replace(episode, classes=torch.arange(len(episode.data.texts)))
 
 
 def _teacher(config: Config, episode: Episode, run: Path) -> Host:
@@ -319,11 +335,11 @@ def _teacher(config: Config, episode: Episode, run: Path) -> Host:
 def _begin(config: Config, cell: Cell, episode: Episode, teacher: Host | None) -> Trained:
     """A host before its training; what remembers its images does so."""
     device = device_of(config.loop.device)
+    episode = distilled(episode) if cell.host == "promptkd" else episode
     torch.manual_seed(mix(episode.seed, 7))  # the same beginning with and without a latent hierarchy
     host = build(config, cell.method, episode, teacher).to(device, type_of(config.loop.precision))
     if isinstance(host, TipAdapter):
-        images = _shots(episode, device)
-        assert isinstance(images, Tensor)
+        images = episode.data.images[episode.train].to(device)
         host.remember(images, episode.targets(episode.train).to(device))
     return Trained(cell.method, host, episode, teacher)
 
@@ -355,12 +371,10 @@ def train(config: Config, member: Member[Cell], episode: Episode, run: RunDirect
     whole = member.path if member.alone else member.path.parent.parent
     teacher = _teacher(config, episode, whole) if cell.host == "promptkd" else None
     begun = _begin(config, cell, of_teacher(episode) if cell.teacher else episode, teacher)
-    host, episode = begun.host, begun.episode
-    labels = episode.targets(episode.train).to(cluster.device)
-    teaching = None if teacher is None else _teaching(teacher, episode)
-    loop = loop_of(config, episode.seed, len(labels))
-    watch = watched(config, begun) if loop.patience is not None or loop.eval_every is not None else None
-    lesson = _Lesson(_shots(episode, cluster.device), labels, teaching, watch, keep_best=loop.patience is not None)
+    host = begun.host
+    watch = watched(config, begun, episode) if loop_watched(config) else None
+    lesson = lesson_of(config, begun, cluster.device, watch)
+    loop = loop_of(config, episode.seed, len(lesson.dataset))
     if loop.compile:
         torch._dynamo.reset()  # every training compiles the same code anew, and only a few versions are allowed
     host.prepare(loop.steps)
@@ -370,19 +384,25 @@ def train(config: Config, member: Member[Cell], episode: Episode, run: RunDirect
     return found
 
 
-def _shots(episode: Episode, device: torch.device) -> Tensor | Pixels:
-    """The images of a training: features in memory, or pixels that are read batch by batch."""
-    images: Tensor | Pixels = episode.data.images
-    return images[episode.train].to(device) if isinstance(images, Tensor) else images.take(episode.train)
+def loop_watched(config: Config) -> bool:
+    """Whether a training looks at the validation images."""
+    return config.loop.patience is not None or config.loop.eval_every is not None
 
 
-@torch.no_grad()
-def _teaching(teacher: Host, episode: Episode) -> Tensor:
-    """A teacher's features of the training images, with its prompts."""
-    data = episode.data
-    images = data.images if data.teacher_images is None else data.teacher_images
-    device, chunks = teacher.classes.device, episode.train.split(chunk(images))
-    return torch.cat([teacher.eval().image(images[rows].to(device)) for rows in chunks])
+def lesson_of(
+    config: Config, begun: Trained, device: torch.device, watch: Callable[[], dict[str, float]] | None
+) -> Lesson:
+    """What a host learns from: the shots with their labels; PromptKD all training images of all classes without, and
+    the shots beside them where a latent hierarchy reads labels."""
+    episode, data = begun.episode, begun.episode.data
+    shots = Labelled(episode.train, episode.targets(episode.train))
+    how = {"device": device, "crops": config.data.crops, "watch": watch, "keep_best": config.loop.patience is not None}
+    if begun.teacher is None:
+        return Lesson(data.images, shots, **how)
+    unlabelled = Labelled(data.part(fewshot.TRAIN), None)
+    above = data.images if data.teacher_images is None else data.teacher_images
+    beside = shots if begun.method.geometry is not None else None
+    return Lesson(data.images, unlabelled, teaching=Teaching(begun.teacher, above), beside=beside, **how)
 
 
 def loop_of(config: Config, seed: int, count: int) -> LoopConfig:
@@ -394,12 +414,11 @@ def loop_of(config: Config, seed: int, count: int) -> LoopConfig:
     return replace(loop, steps=steps, batch_size=min(loop.batch_size, count), seed=mix(seed, 11) % 2**31)
 
 
-def watched(config: Config, trained: Trained) -> Callable[[], dict[str, float]]:
+def watched(config: Config, trained: Trained, episode: Episode) -> Callable[[], dict[str, float]]:
     """The accuracy in percent on the validation images of its episode, which training may look at."""
-    episode = trained.episode
     if not len(episode.validation):
         raise DataError(f"{episode.data.name} has no validation images for loop.eval_every and loop.patience")
-    exam = Exam("validation", episode.data, episode.classes, episode.validation)
+    exam = Exam("validation", trained.episode.data, episode.classes, episode.validation)
     return lambda: {"accuracy": score(trained, exam, None)["accuracy"]}
 
 
@@ -407,7 +426,8 @@ def build(config: Config, method: Method, episode: Episode, teacher: Host | None
     """An untrained host for the classes of an episode, with its latent hierarchy."""
     data = episode.data
     classes = class_inputs(method, data.texts, data.teacher_texts, episode.classes, teacher).detach().cpu()
-    host = _host(config, method.host, classes, data)
+    diverse = None if data.diverse_texts is None else data.diverse_texts[episode.classes]
+    host = _host(config, method.host, classes, data, diverse)
     if method.geometry is not None:
         assert method.attributes is not None
         chosen = {"attributes": method.attributes, "geometry": method.geometry, "seed": episode.seed}
@@ -416,7 +436,7 @@ def build(config: Config, method: Method, episode: Episode, teacher: Host | None
     return host
 
 
-def _host(config: Config, name: str, classes: Tensor, data: FeatureSet) -> Host:
+def _host(config: Config, name: str, classes: Tensor, data: FeatureSet, diverse: Tensor | None) -> Host:
     depth, scale = config.depth, config.scale
     if name == "zero-shot":
         return ZeroShot(classes, scale)
@@ -427,9 +447,9 @@ def _host(config: Config, name: str, classes: Tensor, data: FeatureSet) -> Host:
     if name == "coop":
         return Coop(_prompts(config, data, depth, "text"), classes, scale)
     if name == "maple":
-        return MaPLe(_prompts(config, data, depth + DEEPER, "coupled"), classes, scale)
+        return MaPLe(_prompts(config, data, depth, "coupled"), classes, scale)
     if name == "promptsrc":
-        return PromptSRC(_prompts(config, data, depth, "both"), classes, scale)
+        return PromptSRC(_prompts(config, data, depth, "both"), classes, scale, diverse=diverse)
     images: Tensor | Pixels = data.images
     width = images.shape[1] if isinstance(images, Tensor) else images.encoder.model.config.projection_dim
     return PromptKD(_prompts(config, data, depth, "both"), classes, width, scale)
@@ -443,43 +463,6 @@ def _prompts(config: Config, data: FeatureSet, depth: int, sides: Sides) -> nn.M
     model = images.encoder.model
     layers = min(len(side.encoder.layers) for side in (model.text_model, model.vision_model))
     return TokenPrompts(model, data.texts, config.tokens, min(depth, layers), sides)
-
-
-class _Lesson:
-    """The shots; a batch is a tensor of row numbers."""
-
-    # Some parameters of a host may rest: the text context of PromptKD's student.
-    unused_parameters = True
-
-    mode = "max"
-
-    def __init__(
-        self,
-        images: Tensor | Pixels,
-        labels: Tensor,
-        teaching: Tensor | None,
-        watch: Callable[[], dict[str, float]] | None = None,
-        *,
-        keep_best: bool = False,
-    ) -> None:
-        self.images, self.labels, self.teaching = images, labels, teaching
-        self.monitor = "accuracy" if keep_best else None
-        if watch is not None:
-            self.evaluate = lambda model: watch()
-
-    @property
-    def dataset(self) -> range:
-        return range(len(self.images))
-
-    def collate(self, rows: list[int]) -> Tensor:
-        return torch.tensor(rows)
-
-    def loss(self, model: nn.Module, batch: Tensor) -> Loss:
-        teaching = None if self.teaching is None else self.teaching[batch]
-        output = model(self.images[batch].to(self.labels.device), self.labels[batch], teacher=teaching)
-        count = len(batch)
-        parts = {name: count * value.detach() for name, value in output.losses.items()}
-        return Loss(count * output.loss, count, parts)
 
 
 def score(trained: Trained, exam: Exam, taxonomy: Taxonomy | None) -> dict[str, Any]:
