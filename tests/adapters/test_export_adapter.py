@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from radial_toys import make
 
 from leafward.adapters import BlockScaleConfig, adapters, attach, save_pretrained

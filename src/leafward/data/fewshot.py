@@ -3,8 +3,8 @@
 A set is a feature file (.npz or .safetensors, see `leafward.data.features`) with `image_features` (N, d), `labels` (N),
 `text_features` (C, d) and `class_names`. Optional: `split` (N) with 0 train, 1 validation, 2 test;
 `teacher_image_features` (N, d′) and `teacher_text_features` (C, d′) of a larger model; `diverse_text_features` (C, d)
-and `teacher_diverse_text_features` (C, d′), the texts averaged over many templates. Features are kept as they are: their
-norms may matter.
+and `teacher_diverse_text_features` (C, d′), the texts averaged over many templates. Features are kept as they are:
+their norms may matter.
 """
 
 from __future__ import annotations

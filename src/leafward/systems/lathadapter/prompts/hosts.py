@@ -34,7 +34,7 @@ class PromptSRC(Host):
     """PromptSRC (Khattak et al. 2023): independent prompts that are held to the frozen features and logits.
 
     Loss: cross-entropy + 25 mean|t − t₀| + 10 mean|z − z₀| + KL of the logits (unit features; index 0: frozen). t₀ are
-    means of the frozen features of a class over many templates (`diverse`, (C, d)), in the drift of the texts and in the
+    means of the frozen features of a class over many templates (`diverse`, (C, d)), in the text drift and in the
     frozen logits; without them those of the one template. The weights are averaged over the training with a
     Gaussian window, here over all that is trained, attributes included.
     """
