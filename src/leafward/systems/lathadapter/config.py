@@ -23,7 +23,9 @@ from leafward.systems.lathadapter.hierarchy import HierarchyConfig
 SUMMARY = "Few-shot prompt learning on CLIP features: hosts alone, with LatHAdapter, and with its Euclidean twin."
 
 HostName = Literal["coop", "maple", "promptsrc", "promptkd"]
-Baseline = Literal["zero-shot", "clip-adapter", "tip-adapter"]
+Baseline = Literal[
+    "zero-shot", "clip-adapter", "tip-adapter", "tip-adapter-f", "linear-probe", "clap", "taskres", "gda", "clip-lora"
+]
 
 
 class Data(Settings, frozen=True):
@@ -79,7 +81,7 @@ class Config(Settings, frozen=True):
     hosts: tuple[HostName, ...] = ("coop", "promptsrc")
     """Prompt-learning hosts, each alone and with LatHAdapter on top."""
     baselines: tuple[Baseline, ...] = ("zero-shot", "clip-adapter", "tip-adapter")
-    """Methods without prompts."""
+    """Methods without prompts, under the same shots, steps and optimiser; clip-lora needs images."""
     attributes: Some[Several] = (20,)
     """Number of attributes; of several, the one with the best validation accuracy is taken."""
     hierarchy: HierarchyConfig = HierarchyConfig()
@@ -126,10 +128,17 @@ def all_hosts() -> Config:
     return Config(hosts=("coop", "maple", "promptsrc", "promptkd"))
 
 
+def all_baselines() -> Config:
+    """1, 2, 4, 8 and 16 shots of every class: every baseline on features beside CoOp and PromptSRC."""
+    names = ("zero-shot", "clip-adapter", "tip-adapter", "tip-adapter-f", "linear-probe", "clap", "taskres", "gda")
+    return replace(few_shot(), baselines=names)
+
+
 PRESETS: dict[str, Callable[[], Config]] = {
     "base-to-new": base_to_new,
     "few-shot": few_shot,
     "all-hosts": all_hosts,
+    "all-baselines": all_baselines,
 }
 
 
@@ -162,5 +171,7 @@ def check(config: Config) -> None:
             raise UsageError(
                 f"{name} is read with images; features bring theirs: leafward data features --{name} writes them"
             )
+    if data.images is None and "clip-lora" in config.baselines:
+        raise UsageError("baselines: clip-lora changes the encoders and needs images and model, not features")
     if data.teacher is not None and "promptkd" not in config.hosts:
         raise UsageError("teacher is for promptkd, which is not among the hosts")

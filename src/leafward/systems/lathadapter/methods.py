@@ -50,6 +50,15 @@ from leafward.systems.lathadapter.prompts import (
     TokenPrompts,
     ZeroShot,
 )
+from leafward.systems.lathadapter.prompts.baselines import (
+    Clap,
+    ClassWeights,
+    ClipLora,
+    Gda,
+    LinearProbe,
+    TaskRes,
+    TipAdapterF,
+)
 from leafward.systems.lathadapter.prompts.features import Sides
 from leafward.systems.lathadapter.prompts.tokens import check_tokens
 
@@ -58,8 +67,19 @@ if TYPE_CHECKING:
 
 TEACHER = "promptsrc"
 """The host that teaches PromptKD."""
-UNTRAINED = ("zero-shot", "tip-adapter")
+UNTRAINED = ("zero-shot", "tip-adapter", "gda")
 """Baselines without parameters that learn."""
+BASELINES: dict[str, Callable[[Tensor, float], Host]] = {
+    "zero-shot": ZeroShot,
+    "clip-adapter": ClipAdapter,
+    "tip-adapter": TipAdapter,
+    "tip-adapter-f": TipAdapterF,
+    "linear-probe": LinearProbe,
+    "clap": Clap,
+    "taskres": TaskRes,
+    "gda": Gda,
+}
+"""Those on features, whatever the others read."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +216,7 @@ def episodes(
 
 def needs_frozen(config: Config) -> bool:
     """Whether there are methods without prompts beside others that are trained on images."""
-    return config.data.images is not None and bool(config.baselines)
+    return config.data.images is not None and bool(set(config.baselines) & set(BASELINES))
 
 
 def frozen_sets(sets: Sequence[FeatureSet]) -> list[FeatureSet]:
@@ -228,7 +248,7 @@ def score_all(
         }
         for images, features in zip(episodes, frozen or episodes, strict=True)
         for method in methods(config)
-        for episode in [features if method.host in config.baselines else images]
+        for episode in [features if method.host in BASELINES else images]
         for trained in [open_trained(config, method, episode, run)]
         for exam in episode.exams
     ]
@@ -252,6 +272,8 @@ class Trained:
         classes = None
         if not same:
             classes = class_inputs(self.method, data.texts, data.teacher_texts, exam.classes, self.teacher).to(device)
+            if isinstance(self.host, ClassWeights):
+                classes = self.host.known(classes, *self._shared(exam))
         chunks = exam.rows.split(chunk(data.images))
         logits = torch.cat([self.host(data.images[rows].to(device), classes=classes).logits for rows in chunks])
         if not same and isinstance(self.host, TipAdapter):
@@ -260,14 +282,18 @@ class Trained:
 
     def _recall(self, host: TipAdapter, exam: Exam, logits: Tensor) -> None:
         """Add what the cache knows of the classes of an exam that have a name of the training's: domains share them."""
+        known, cached = self._shared(exam)
+        for part, rows in zip(logits.split(4096), exam.rows.split(4096), strict=True):
+            said = host.remembered(exam.data.images[rows].to(logits.device))
+            part[:, known] += said[:, cached]
+
+    def _shared(self, exam: Exam) -> tuple[list[int], list[int]]:
+        """The classes of an exam that have a name of the training's: their places in the exam and in the training."""
         own = self.episode.data.class_names
         place = {own[number]: column for column, number in enumerate(self.episode.classes.tolist())}
         names = [exam.data.class_names[number] for number in exam.classes.tolist()]
         known = [column for column, name in enumerate(names) if name in place]
-        cached = [place[names[column]] for column in known]
-        for part, rows in zip(logits.split(4096), exam.rows.split(4096), strict=True):
-            said = host.remembered(exam.data.images[rows].to(logits.device))
-            part[:, known] += said[:, cached]
+        return known, [place[names[column]] for column in known]
 
 
 def chunk(images: Tensor | Pixels) -> int:
@@ -338,10 +364,16 @@ def _begin(config: Config, cell: Cell, episode: Episode, teacher: Host | None) -
     episode = distilled(episode) if cell.host == "promptkd" else episode
     torch.manual_seed(mix(episode.seed, 7))  # the same beginning with and without a latent hierarchy
     host = build(config, cell.method, episode, teacher).to(device, type_of(config.loop.precision))
-    if isinstance(host, TipAdapter):
-        images = episode.data.images[episode.train].to(device)
-        host.remember(images, episode.targets(episode.train).to(device))
+    if isinstance(host, TipAdapter | Clap):
+        host.remember(*_held(episode, episode.train, device))
+    if isinstance(host, Gda) and len(episode.validation):
+        host.choose(*_held(episode, episode.validation, device))
     return Trained(cell.method, host, episode, teacher)
+
+
+def _held(episode: Episode, rows: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Features and labels of some rows of an episode, where a host computes."""
+    return episode.data.images[rows].to(device), episode.targets(rows).to(device)
 
 
 def _open_one(config: Config, cell: Cell, episode: Episode, run: Path, teacher: Host | None) -> Trained:
@@ -438,12 +470,10 @@ def build(config: Config, method: Method, episode: Episode, teacher: Host | None
 
 def _host(config: Config, name: str, classes: Tensor, data: FeatureSet, diverse: Tensor | None) -> Host:
     depth, scale = config.depth, config.scale
-    if name == "zero-shot":
-        return ZeroShot(classes, scale)
-    if name == "clip-adapter":
-        return ClipAdapter(classes, scale)
-    if name == "tip-adapter":
-        return TipAdapter(classes, scale)
+    if name in BASELINES:
+        return BASELINES[name](classes, scale)
+    if name == "clip-lora":
+        return ClipLora(data.images.encoder.model, classes, scale)  # pyright: ignore[reportAttributeAccessIssue]
     if name == "coop":
         return Coop(_prompts(config, data, depth, "text"), classes, scale)
     if name == "maple":
