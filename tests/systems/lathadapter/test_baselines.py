@@ -144,7 +144,15 @@ def test_every_baseline_in_one_run(tmp_path: Path) -> None:
     names = tuple(f"class {c}" for c in range(CLASSES))
     toy = FeatureSet("toy", images.float(), labels, texts.float(), names, seeded_split(labels))
     write_feature_set(tmp_path / "toy.npz", toy)
-    given = {"features": tmp_path / "toy.npz", "hosts": (), "shots": (8,), "seeds": 2, "steps": 40, "lr": 0.05, "warmup_steps": 5}
+    given = {
+        "features": tmp_path / "toy.npz",
+        "hosts": (),
+        "shots": (8,),
+        "seeds": 2,
+        "steps": 40,
+        "lr": 0.05,
+        "warmup_steps": 5,
+    }
     config = replace(all_baselines(), **given)
     result = train.run(config, tmp_path / "run")
     means = {row["method"]: row["accuracy"] for row in result["table"]}

@@ -18,7 +18,7 @@ from leafward.config import Count, Place, Positive, Seeds, Settings, Several, So
 from leafward.engine import config as engine
 from leafward.engine.config import LoopConfig, OptimConfig
 from leafward.errors import UsageError, need
-from leafward.systems.lathadapter.hierarchy import HierarchyConfig
+from leafward.systems.lathadapter.hierarchy import TERMS, HierarchyConfig, Term
 
 SUMMARY = "Few-shot prompt learning on CLIP features: hosts alone, with LatHAdapter, and with its Euclidean twin."
 
@@ -142,6 +142,11 @@ PRESETS: dict[str, Callable[[], Config]] = {
 }
 
 
+def without(term: Term) -> tuple[Term, ...]:
+    """The losses but one."""
+    return tuple(each for each in TERMS if each != term)
+
+
 ABLATIONS: dict[str, dict[str, dict[str, Any]]] = {
     "attributes": {f"{count}": {"attributes": (count,)} for count in (5, 10, 20, 40)},
     "refinement": {f"{beta:g}": {"hierarchy.refinement": beta} for beta in (0.0, 0.05, 0.1, 0.2, 0.5)},
@@ -150,6 +155,14 @@ ABLATIONS: dict[str, dict[str, dict[str, Any]]] = {
         "refinement-alone": {"hierarchy.hierarchy_weight": 0.0},
         "losses-alone": {"hierarchy.refinement": 0.0},
     },
+    "terms": {"all": {}} | {f"no-{term}": {"hierarchy.terms": without(term)} for term in TERMS},
+    "printed": {
+        "ours": {},
+        "degree": {"hierarchy.degree": "classes"},
+        "choice": {"hierarchy.choice": "printed"},
+        "both": {"hierarchy.degree": "classes", "hierarchy.choice": "printed"},
+    },
+    "curvature": {"fixed": {}, "learned": {"hierarchy.learn_c": True}},
     "geometry": {f"c={c:g}": {"hierarchy.c": c, "arms.twin": True} for c in (0.01, 0.1, 1.0)},
     "normalise": {"unit": {"hierarchy.normalise": True}, "norms": {"hierarchy.normalise": False}},
 }
