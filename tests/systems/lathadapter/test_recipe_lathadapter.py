@@ -108,6 +108,30 @@ def test_zero_shot_is_what_the_features_say(finished: tuple[Path, dict[str, Any]
     assert found["accuracy"] == pytest.approx(expected)
 
 
+def test_an_evaluation_holds_a_few_logits_at_once(
+    finished: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A hundred times the images of ten logits at once: the same scores, taxonomy included."""
+    run, result = finished
+    held = []
+    parts = training.Trained.parts
+
+    def seen(self: Any, exam: Any) -> Any:
+        for rows, logits in parts(self, exam):
+            held.append(logits.numel())
+            yield rows, logits
+
+    monkeypatch.setattr(training, "MOST", 10)
+    monkeypatch.setattr(training.Trained, "parts", seen)
+    assert main(["evaluate", str(run), "--out", str(tmp_path / "again.json")]) == 0
+    again = json.loads((tmp_path / "again.json").read_text())
+    assert max(held) <= 10
+    assert len(held) > 100
+    for ours, theirs in zip(again["scores"], result["scores"], strict=True):
+        assert ours["accuracy"] == theirs["accuracy"]
+        assert ours["hierarchy"] == (theirs["hierarchy"] and pytest.approx(theirs["hierarchy"]))
+
+
 def test_differences_are_paired_by_seed(finished: tuple[Path, dict[str, Any]]) -> None:
     _, result = finished
     by = {(row["method"], row["seed"], row["test"]): row["accuracy"] for row in result["scores"]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ from leafward.errors import DataError
 from leafward.hierarchy import Taxonomy, metrics
 from leafward.hierarchy.answers import decided
 from leafward.systems.lathadapter import LatentHierarchyConfig
+from leafward.systems.lathadapter.attributes import Classifier
 from leafward.systems.lathadapter.images import CHUNK, Pixels, cached, image_set, open_clip_model, with_diverse
 from leafward.systems.lathadapter.lesson import Labelled, Lesson, Teaching
 from leafward.systems.lathadapter.prompts import (
@@ -80,6 +81,10 @@ BASELINES: dict[str, Callable[[Tensor, float], Host]] = {
     "gda": Gda,
 }
 """Those on features, whatever the others read."""
+
+
+MOST = 1 << 23
+"""Logits that are held at once in an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -263,9 +268,13 @@ class Trained:
     episode: Episode
     teacher: Host | None = None
 
-    @torch.no_grad()
     def logits(self, exam: Exam) -> Tensor:
         """(rows, classes) of an exam."""
+        return torch.cat([part.cpu() for _, part in self.parts(exam)])
+
+    @torch.no_grad()
+    def parts(self, exam: Exam) -> Iterator[tuple[Tensor, Tensor]]:
+        """The rows of an exam a few at a time, with their logits (n, classes); the classes are computed once."""
         self.host.eval()
         data, device = exam.data, self.host.classes.device
         same = data is self.episode.data and torch.equal(exam.classes, self.episode.classes)
@@ -274,18 +283,18 @@ class Trained:
             classes = class_inputs(self.method, data.texts, data.teacher_texts, exam.classes, self.teacher).to(device)
             if isinstance(self.host, ClassWeights):
                 classes = self.host.known(classes, *self._shared(exam))
-        chunks = exam.rows.split(chunk(data.images))
-        logits = torch.cat([self.host(data.images[rows].to(device), classes=classes).logits for rows in chunks])
-        if not same and isinstance(self.host, TipAdapter):
-            self._recall(self.host, exam, logits)
-        return logits.cpu()
-
-    def _recall(self, host: TipAdapter, exam: Exam, logits: Tensor) -> None:
-        """Add what the cache knows of the classes of an exam that have a name of the training's: domains share them."""
-        known, cached = self._shared(exam)
-        for part, rows in zip(logits.split(4096), exam.rows.split(4096), strict=True):
-            said = host.remembered(exam.data.images[rows].to(logits.device))
-            part[:, known] += said[:, cached]
+        cache = self.host if isinstance(self.host, TipAdapter) else None
+        fixed = Classifier(self.host, classes)
+        shared = self._shared(exam) if cache is not None and not same else None
+        for rows in exam.rows.split(chunk(data.images, len(exam.classes))):
+            images = data.images[rows].to(device)
+            logits = fixed(images)
+            if cache is not None and shared is None:
+                logits = logits + cache.remembered(images)
+            elif cache is not None and shared is not None:
+                # What the cache knows of classes that have a name of the training's: domains share them.
+                logits[:, shared[0]] += cache.remembered(images)[:, shared[1]]
+            yield rows, logits
 
     def _shared(self, exam: Exam) -> tuple[list[int], list[int]]:
         """The classes of an exam that have a name of the training's: their places in the exam and in the training."""
@@ -296,9 +305,9 @@ class Trained:
         return known, [place[names[column]] for column in known]
 
 
-def chunk(images: Tensor | Pixels) -> int:
-    """Rows that are computed at once where no gradient is wanted."""
-    return 4096 if isinstance(images, Tensor) else CHUNK
+def chunk(images: Tensor | Pixels, classes: int) -> int:
+    """Rows that are computed at once where no gradient is wanted: at most `MOST` logits."""
+    return max(1, min(4096 if isinstance(images, Tensor) else CHUNK, MOST // classes))
 
 
 def class_inputs(
@@ -499,20 +508,27 @@ def score(trained: Trained, exam: Exam, taxonomy: Taxonomy | None) -> dict[str, 
     """Accuracy in percent and, with a taxonomy that has the classes, what the mistakes are like: of the most probable
     class, of the answer of least expected distance, and of the deepest node with a probability of at least ½, both
     of which may be inner nodes."""
-    logits = trained.logits(exam)
-    found = logits.argmax(dim=1)
-    result: dict[str, Any] = {
-        "accuracy": 100.0 * float((found == exam.targets).double().mean()),
-        "images": len(exam.targets),
-    }
     names = [exam.data.class_names[number] for number in exam.classes.tolist()]
-    if taxonomy is not None and set(names) <= set(taxonomy.names):
-        true = [names[place] for place in exam.targets.tolist()]
-        probabilities = logits.double().softmax(dim=1)
-        answers = decided(taxonomy, probabilities, names)
-        report = metrics.evaluate(taxonomy, [names[place] for place in found.tolist()], true)
-        nearest = metrics.evaluate(taxonomy, answers["least_expected_distance"], true)
-        backed = answers["backed_off"]
+    measured = taxonomy is not None and set(names) <= set(taxonomy.names)
+    found, answers = [], {"least_expected_distance": [], "backed_off": []}
+    for _, logits in trained.parts(exam):
+        logits = logits.cpu()
+        found.append(logits.argmax(dim=1))
+        if measured:
+            assert taxonomy is not None
+            for name, nodes in decided(taxonomy, logits.double().softmax(dim=1), names).items():
+                answers[name].append(nodes)
+    chosen, targets = torch.cat(found), exam.targets
+    result: dict[str, Any] = {
+        "accuracy": 100.0 * float((chosen == targets).double().mean()),
+        "images": len(targets),
+    }
+    if measured:
+        assert taxonomy is not None
+        true = [names[place] for place in targets.tolist()]
+        report = metrics.evaluate(taxonomy, [names[place] for place in chosen.tolist()], true)
+        nearest = metrics.evaluate(taxonomy, torch.cat(answers["least_expected_distance"]), true)
+        backed = torch.cat(answers["backed_off"])
         result["hierarchy"] = {
             "mistake_severity": report.mistake_severity,
             "lca_height": report.lca_height,
