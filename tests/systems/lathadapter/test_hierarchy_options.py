@@ -106,8 +106,8 @@ def test_the_error_of_groups_on_real_texts() -> None:
     attributes = 0.5 * (texts[:20] + texts[20:40])
     exact = refine(texts, attributes, 0.1)
     change = (exact - texts).norm(dim=1).mean()
-    error = (refine(texts, attributes, 0.1, groups=16) - exact).norm(dim=1).mean() / change
-    assert error < 0.01  # docs/lathadapter.md has .4 %
+    error = (refine(texts, attributes, 0.1, groups=8) - exact).norm(dim=1).mean() / change
+    assert error < 0.01  # docs/lathadapter.md has .5 %
 
 
 @pytest.mark.parametrize("options", [{}, {"normalise": False}, {"geometry": "euclidean"}])

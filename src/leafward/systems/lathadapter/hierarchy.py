@@ -45,9 +45,9 @@ class HierarchyConfig(Settings, frozen=True):
     """Common ancestors by a Gumbel-softmax over −max(d)/temperature, HIER's, or over exp(−max(d)), as printed."""
     exact: Count = 2048
     """Up to so many classes everything is computed between all of them."""
-    groups: Count = 16
+    groups: Count = 8
     """Of more classes: groups through whose means the refinement lets classes see each other."""
-    ancestors: Count = 512
+    ancestors: Count = 256
     """Of more classes: those that the hierarchy loss draws as possible ancestors of attributes, anew in each step."""
 
     def conditions(self) -> None:
