@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from leafward.config import Count, Natural, NonNegative, Positive, Settings
-from leafward.errors import need
+from leafward.config import Count, Natural, NonNegative, Positive, Settings, Some
 
 Term = Literal["cross_entropy", "distance_entropy", "image_attribute", "attribute_class"]
 TERMS: tuple[Term, ...] = ("cross_entropy", "distance_entropy", "image_attribute", "attribute_class")
@@ -37,7 +36,7 @@ class HierarchyConfig(Settings, frozen=True):
     the radius and can carry generality."""
     hierarchy_weight: NonNegative = 1.0
     """Weight of the two hierarchy losses; 0 leaves them out."""
-    terms: tuple[Term, ...] = TERMS
+    terms: Some[Term] = TERMS
     """Losses that are used."""
     degree: Literal["all", "classes"] = "all"
     """Degrees of the refinement: over classes and attributes, or as the paper prints them, over the classes alone."""
@@ -49,6 +48,3 @@ class HierarchyConfig(Settings, frozen=True):
     """Of more classes: groups through whose means the refinement lets classes see each other."""
     ancestors: Count = 256
     """Of more classes: those that the hierarchy loss draws as possible ancestors of attributes, anew in each step."""
-
-    def conditions(self) -> None:
-        need(len(set(self.terms)) == len(self.terms) > 0, "terms", "a list without repeats", self.terms)
