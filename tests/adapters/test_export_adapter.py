@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from radial_toys import make
 
 from leafward.adapters import BlockScaleConfig, adapters, attach, save_pretrained
@@ -157,3 +158,31 @@ def test_a_foreign_base_is_merged_only_when_asked_for_and_said(tmp_path: Path, c
         == 0
     )
     assert "belongs to another base model" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_feature_file_holds_a_teacher_and_averaged_texts(tmp_path: Path) -> None:
+    """What PromptKD and PromptSRC read, and the encoders' own values."""
+    for label, name in enumerate(["dog", "car"]):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        pixels = np.random.default_rng(label).integers(0, 255, (16, 16, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "images" / name / "0.png")
+    for folder in ("small", "large"):
+        (tmp_path / folder).mkdir()
+    small, large = make("clip", tmp_path / "small"), make("siglip", tmp_path / "large")
+    (tmp_path / "templates.txt").write_text("a photo of {}\nthe {}\n")
+    words = ["data", "features", str(tmp_path / "images"), "--model", str(small), "--teacher", str(large)]
+    words += ["--templates", str(tmp_path / "templates.txt"), "--template", "the {}"]
+    assert main([*words, "--out", str(tmp_path / "x.npz")]) == 0
+    data = read_feature_set(tmp_path / "x.npz")
+    for path, images, texts, diverse in (
+        (small, data.images, data.texts, data.diverse_texts),
+        (large, data.teacher_images, data.teacher_texts, data.teacher_diverse_texts),
+    ):
+        encoder = load_encoder(path)
+        files = [tmp_path / "images" / name / "0.png" for name in data.class_names]
+        torch.testing.assert_close(images, encoder.encode_image(files, unit=False), rtol=1e-4, atol=1e-5)
+        for place, name in enumerate(data.class_names):
+            first, second = encoder.encode_text([f"a photo of {name}", f"the {name}"], unit=False)
+            assert texts is not None and diverse is not None  # noqa: PT018
+            torch.testing.assert_close(texts[place], second, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(diverse[place], (first + second) / 2, rtol=1e-4, atol=1e-5)

@@ -201,3 +201,12 @@ def test_class_names_are_json_in_safetensors(tmp_path: Path) -> None:
     write_feature_set(tmp_path / "toy.safetensors", features())
     with safe_open(tmp_path / "toy.safetensors", framework="numpy") as file:
         assert json.loads(file.metadata()["class_names"])[0] == "class 0"
+
+
+def test_shots_are_those_of_a_loop_over_the_classes_in_one_pass() -> None:
+    labels = torch.randint(0, 500, (20_000,), generator=torch.Generator().manual_seed(5))
+    rows = torch.arange(0, len(labels), 3)
+    order = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(7))]
+    expected = torch.cat([order[labels[order] == label][:4] for label in labels[rows].unique()])
+    assert torch.equal(few_shot(labels, rows, 4, 7), expected)
+    assert len(few_shot(labels, rows[:0], 4, 7)) == 0

@@ -29,6 +29,11 @@ class Args:
     """A directory or hub name of CLIP or SigLIP, or open_clip:NAME@WEIGHTS."""
     out: Path
     """The feature file to write, .npz or .safetensors."""
+    teacher: str | None = None
+    """A larger model whose features of the same go into the file, for PromptKD."""
+    templates: str | None = None
+    """A file of templates, one in a line, or diverse for sixty of the package: the texts averaged over them go into
+    the file as well, for PromptSRC."""
     template: str = "a photo of a {}."
     """The text of a class; {} is its name."""
     batch: int = 64
@@ -41,19 +46,29 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     from leafward.data.fewshot import ENDINGS, write_feature_set
     from leafward.data.standard_sets import read_images
     from leafward.encoders import load_encoder
-    from leafward.encoders.features import feature_set
+    from leafward.encoders.features import feature_set, taught_by
+    from leafward.encoders.templates import DIVERSE
+    from leafward.encoders.zeroshot import read_templates
     from leafward.engine.devices import device_of
     from leafward.files import check_ending
 
     need(args.batch >= 1, "batch", "an integer ≥ 1", args.batch)
     check_ending(args.out, ENDINGS)
     need(args.template.count("{}") == 1, "--template", "a text with {} once, for the class name", args.template)
+    many = (
+        None if args.templates is None else DIVERSE if args.templates == "diverse" else read_templates(args.templates)
+    )
     files, labels, names, split = read_images(args.images)
-    encoder = load_encoder(args.model)
-    if not encoder.has_images:
-        raise UsageError(f"--model {args.model} has no image side; use a CLIP or SigLIP model")
-    encoder.to(device_of(args.device))
-    how = {"name": args.out.stem, "template": args.template, "batch": args.batch}
-    write_feature_set(args.out, feature_set(encoder, files, labels, names, split, **how))
+    how = {"name": args.out.stem, "template": args.template, "batch": args.batch, "diverse": many}
+    found = None
+    for flag, model in (("teacher", args.teacher), ("model", args.model)):
+        if model is not None:
+            encoder = load_encoder(model)
+            if not encoder.has_images:
+                raise UsageError(f"--{flag} {model} has no image side; use a CLIP or SigLIP model")
+            encoder.to(device_of(args.device))
+            found = taught_by(found, feature_set(encoder, files, labels, names, split, **how))
+    assert found is not None
+    write_feature_set(args.out, found)
     console.print(f"wrote {len(files)} images of {len(names)} classes to {args.out}", markup=False)
     return {"out": str(args.out), "images": len(files), "classes": len(names)}

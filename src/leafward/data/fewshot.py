@@ -2,7 +2,8 @@
 
 A set is a feature file (.npz or .safetensors, see `leafward.data.features`) with `image_features` (N, d), `labels` (N),
 `text_features` (C, d) and `class_names`. Optional: `split` (N) with 0 train, 1 validation, 2 test;
-`teacher_image_features` (N, d′) and `teacher_text_features` (C, d′) of a larger model. Features are kept as they are:
+`teacher_image_features` (N, d′) and `teacher_text_features` (C, d′) of a larger model; `diverse_text_features` (C, d)
+and `teacher_diverse_text_features` (C, d′), the texts averaged over many templates. Features are kept as they are:
 their norms may matter.
 """
 
@@ -12,7 +13,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,6 +51,9 @@ class FeatureSet:
     """(N): 0 train, 1 validation, 2 test."""
     teacher_images: Tensor | None = None
     teacher_texts: Tensor | None = None
+    diverse_texts: Tensor | None = None
+    """(C, d): features of the classes averaged over templates, which PromptSRC is held to."""
+    teacher_diverse_texts: Tensor | None = None
 
     def part(self, split: int, classes: Tensor | None = None) -> Tensor:
         """Rows of one part of the split, of the given classes or of all."""
@@ -77,7 +81,24 @@ def read_feature_set(path: str | os.PathLike[str]) -> FeatureSet:
         split = _integers(arrays, "split", path, len(images), 3)
     else:
         split = seeded_split(labels)
-    return FeatureSet(path.stem, images, labels, texts, names, split, *_teacher(arrays, path, len(images), len(texts)))
+    teacher = _teacher(arrays, path, len(images), len(texts))
+    found = FeatureSet(path.stem, images, labels, texts, names, split, *teacher)
+    return replace(found, **_diverse(arrays, path, found))
+
+
+def _diverse(arrays: dict[str, Any], path: Path, data: FeatureSet) -> dict[str, Tensor]:
+    """The texts averaged over templates, of the shape of the others."""
+    found = {}
+    for name, field_name, like in (
+        ("diverse_text_features", "diverse_texts", data.texts),
+        ("teacher_diverse_text_features", "teacher_diverse_texts", data.teacher_texts),
+    ):
+        if name in arrays:
+            found[field_name] = _matrix(arrays, name, path)
+            if like is None or found[field_name].shape != like.shape:
+                shape = None if like is None else tuple(like.shape)
+                raise DataError(f"{path}: {name} {tuple(found[field_name].shape)} must be of the texts' shape, {shape}")
+    return found
 
 
 def _teacher(arrays: dict[str, Any], path: Path, images: int, texts: int) -> tuple[Tensor, ...]:
@@ -104,6 +125,8 @@ def write_feature_set(path: str | os.PathLike[str], data: FeatureSet) -> None:
     }
     if data.teacher_images is not None and data.teacher_texts is not None:
         arrays |= {"teacher_image_features": data.teacher_images, "teacher_text_features": data.teacher_texts}
+    diverse = {"diverse_text_features": data.diverse_texts, "teacher_diverse_text_features": data.teacher_diverse_texts}
+    arrays |= {name: values for name, values in diverse.items() if values is not None}
     check_ending(path, ENDINGS)
     with replacing(path) as temporary:
         if path.suffix == ".npz":
@@ -134,8 +157,13 @@ def few_shot(labels: Tensor, rows: Tensor, shots: int, seed: int) -> Tensor:
     """At most `shots` of the rows of each class, drawn with a seed."""
     generator = torch.Generator().manual_seed(seed)
     order = rows[torch.randperm(len(rows), generator=generator)]
-    kept = [order[labels[order] == label][:shots] for label in labels[rows].unique()]
-    return torch.cat(kept) if kept else rows
+    if not len(order):
+        return rows
+    grouped = labels[order].sort(stable=True)
+    # The place of each row within its class: its place among all, less where the class begins.
+    counts = grouped.values.unique_consecutive(return_counts=True)[1]
+    within = torch.arange(len(order)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    return order[grouped.indices[within < shots]]
 
 
 @dataclass(frozen=True)

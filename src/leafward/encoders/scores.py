@@ -17,7 +17,7 @@ from torch.nn.functional import normalize
 
 from leafward.errors import UsageError, need
 from leafward.geometry import pairs
-from leafward.geometry.scalars import wide
+from leafward.geometry.scalars import Curv, wide
 
 Score = Literal["cosine", "lorentz", "cosine+radius"]
 
@@ -39,7 +39,7 @@ def similarity(image: Tensor, text: Tensor, score: Score = "cosine", *, c: float
     return cosine - weight * (hyperbolic_radius(image)[:, None] - hyperbolic_radius(text)).abs()
 
 
-def distances(x: Tensor, y: Tensor, c: float | None) -> Tensor:
+def distances(x: Tensor, y: Tensor, c: Curv | None) -> Tensor:
     """Distances of exp₀(x) and exp₀(y) on the Poincaré ball, from the features: (N, d), (M, d) -> (N, M), in float32
     or better; without a curvature (None) the Euclidean ones of 2x and 2y, which are the limit c -> 0.
 

@@ -53,11 +53,12 @@ def test_image_prompts_against_a_forward_pass_by_hand(sides: str) -> None:
     with torch.no_grad():
         made.text_tokens.normal_(generator=torch.Generator().manual_seed(0))
     vision = made.model.vision_model
-    states = vision.pre_layrnorm(vision.embeddings(pixels()))
+    states = vision.embeddings(pixels())
     patches = states.shape[1]
     for index, layer in enumerate(vision.encoder.layers):
         tokens = made.image_tokens[index] if sides == "both" else made.coupling[index](made.text_tokens[index])
         states = torch.cat([states[:, :patches], tokens.expand(6, -1, -1)], dim=1)
+        states = vision.pre_layrnorm(states) if index == 0 else states
         # The hook would put the tokens in; run the layer on its own.
         states = layer.forward(states, None)
     expected = made.model.visual_projection(vision.post_layernorm(states[:, 0]))

@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from transformers import CLIPModel
+from transformers import CLIPConfig, CLIPModel
 
 from leafward.cli.dispatch import main
 from leafward.config import checked, replace
@@ -108,6 +108,30 @@ def test_zero_shot_is_what_the_features_say(finished: tuple[Path, dict[str, Any]
     assert found["accuracy"] == pytest.approx(expected)
 
 
+def test_an_evaluation_holds_a_few_logits_at_once(
+    finished: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A hundred times the images of ten logits at once: the same scores, taxonomy included."""
+    run, result = finished
+    held = []
+    parts = training.Trained.parts
+
+    def seen(self: Any, exam: Any) -> Any:
+        for rows, logits in parts(self, exam):
+            held.append(logits.numel())
+            yield rows, logits
+
+    monkeypatch.setattr(training, "MOST", 10)
+    monkeypatch.setattr(training.Trained, "parts", seen)
+    assert main(["evaluate", str(run), "--out", str(tmp_path / "again.json")]) == 0
+    again = json.loads((tmp_path / "again.json").read_text())
+    assert max(held) <= 10
+    assert len(held) > 100
+    for ours, theirs in zip(again["scores"], result["scores"], strict=True):
+        assert ours["accuracy"] == theirs["accuracy"]
+        assert ours["hierarchy"] == (theirs["hierarchy"] and pytest.approx(theirs["hierarchy"]))
+
+
 def test_differences_are_paired_by_seed(finished: tuple[Path, dict[str, Any]]) -> None:
     _, result = finished
     by = {(row["method"], row["seed"], row["test"]): row["accuracy"] for row in result["scores"]}
@@ -195,6 +219,40 @@ def test_promptkd_with_a_larger_teacher(tmp_path: Path) -> None:
     result = train.run(config, tmp_path / "run")
     assert {row["method"] for row in result["scores"]} == {"zero-shot", "promptkd", "promptkd + LatHAdapter"}
     assert (tmp_path / "run" / "members" / "teacher-promptsrc-8-shots-0" / "model").is_dir()
+
+
+def test_promptkd_learns_from_all_training_images_without_their_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its student sees every training image of every class; labels are those of the shots, for the hierarchy alone."""
+    data = synthetic(teacher=True)
+    file = tmp_path / "two.npz"
+    write_feature_set(file, data)
+    batches: list[tuple[Any, ...]] = []
+    forward = training.PromptKD.forward
+
+    def seen(self: Any, images: Any, labels: Any = None, classes: Any = None, teacher: Any = None) -> Any:
+        if teacher is not None:
+            batches.append((images, labels, teacher))
+        return forward(self, images, labels, classes, teacher)
+
+    monkeypatch.setattr(training.PromptKD, "forward", seen)
+    config = settings(features=file, hosts=("promptkd",), baselines=(), seeds=1, shots=(2,), attributes=(6,))
+    config = replace(config, twin=False, epochs=1, batch_size=20)
+    train.run(config, tmp_path / "run")
+    whole = {tuple(row) for row in data.images[data.split == 0].tolist()}
+    for alone in (True, False):
+        mine = [images[: len(teacher)] for images, labels, teacher in batches if (labels is None) == alone]
+        assert {tuple(row) for row in torch.cat(mine).tolist()} == whole
+    (episode,) = episodes("base-to-new", data, [], (2,), [0])
+    shots = {tuple(data.images[row].tolist()): int(data.labels[row]) for row in episode.train}
+    assert len(shots) == 8
+    for images, labels, teacher in batches:
+        if labels is not None:
+            assert len(labels) == len(images) == 2 * len(teacher)
+            assert bool((labels[: len(teacher)] == -1).all())
+            for row, label in zip(images[len(teacher) :], labels[len(teacher) :], strict=True):
+                assert shots[tuple(row.tolist())] == int(label)
 
 
 def test_a_finished_run_of_an_earlier_version_is_scored_again(
@@ -343,6 +401,64 @@ def test_every_host_learns_tokens_inside_a_model_from_images(pictures: Path, tmp
     # A cell holds the prompts and not the model.
     saved = load_file(tmp_path / "run/members/coop-4-shots-0/model/model.safetensors")
     assert list(saved) == ["encoder.text_tokens"]
+
+
+def test_promptkd_has_a_teacher_of_its_own_on_images(pictures: Path, tmp_path: Path) -> None:
+    """Another model, of another width; the texts of both are averaged over the templates of a file."""
+    make("clip", tmp_path)
+    loaded = CLIPConfig.from_pretrained(tmp_path / "clip")
+    loaded.projection_dim = 24
+    torch.manual_seed(8)
+    CLIPModel(loaded).save_pretrained(tmp_path / "clip")
+    (tmp_path / "templates.txt").write_text("a photo of {}\nthe {}\n")
+    config = settings(
+        images=pictures / "images",
+        model=str(pictures / "clip"),
+        teacher=str(tmp_path / "clip"),
+        templates=tmp_path / "templates.txt",
+        template="a photo of {}",
+        tokens=2,
+        hosts=("promptkd",),
+        baselines=(),
+        shots=(2,),
+        seeds=1,
+        attributes=(4,),
+        twin=False,
+        max_steps=2,
+        batch_size=4,
+    )
+    result = train.run(config, tmp_path / "run")
+    assert {row["method"] for row in result["scores"]} == {"promptkd", "promptkd + LatHAdapter"}
+    student = load_file(tmp_path / "run/members/promptkd-2-shots-0/model/model.safetensors")
+    assert student["projector.skip.weight"].shape[0] == 24
+    assert (tmp_path / "run/members/teacher-promptsrc-2-shots-0/model").is_dir()
+    assert main(["evaluate", str(tmp_path / "run"), "--out", str(tmp_path / "again.json")]) == 0
+    again = json.loads((tmp_path / "again.json").read_text())["scores"]
+    assert [row["accuracy"] for row in again] == [row["accuracy"] for row in result["scores"]]
+    with pytest.raises(UsageError, match="teacher is for promptkd"):
+        train.run(replace(config, hosts=("coop",)), tmp_path / "other")
+    sets = training.read_sets(config)
+    data = training.of_teacher(training.episodes(config, sets)[0]).data
+    teacher = load_encoder(tmp_path / "clip")
+    for place, name in enumerate(data.class_names):
+        expected = teacher.encode_text([f"a photo of {name}", f"the {name}"], unit=False).mean(dim=0)
+        assert data.diverse_texts is not None
+        torch.testing.assert_close(data.diverse_texts[place], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_training_crops_follow_from_the_seed(pictures: Path) -> None:
+    encoder = open_clip_model(str(pictures / "clip"))
+    pixels: Any = image_set(pictures / "images", encoder, "a photo of {}").images
+
+    def drawn(seed: int) -> list[bytes]:
+        torch.manual_seed(seed)
+        views = pixels.views(torch.arange(4), 16)
+        assert {view.size for view in views} == {(16, 16)}
+        return [view.tobytes() for view in views]
+
+    assert drawn(0) == drawn(0)
+    assert drawn(0) != drawn(1)
+    assert drawn(0) != [picture.tobytes() for picture in pixels.opened(torch.arange(4))]
 
 
 def test_images_of_another_set_and_what_is_refused(pictures: Path, tmp_path: Path) -> None:
@@ -618,7 +734,7 @@ def test_an_ablation_and_a_grid_by_the_command(file: Path, tmp_path: Path) -> No
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     parts = {"both": {}, "refinement-alone": {"hierarchy_weight": 0.0}, "losses-alone": {"refinement": 0.0}}
     assert {each["cell"]: each["settings"] for each in result["cells"]} == {
-        f"{name}-margin={margin}": {f"hierarchy.{key}": value for key, value in (changes | {"margin": margin}).items()}
+        f"{name},margin={margin}": {f"hierarchy.{key}": value for key, value in (changes | {"margin": margin}).items()}
         for name, changes in parts.items()
         for margin in (0.1, 0.2)
     }

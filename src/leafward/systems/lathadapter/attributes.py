@@ -26,9 +26,13 @@ from leafward.adapters.surface import Adapter, AdapterConfig, adapters
 from leafward.config import Natural, Several
 from leafward.encoders.scores import distances
 from leafward.errors import UsageError
+from leafward.geometry import pairs
+from leafward.geometry.curvature import Curvature
 from leafward.geometry.scalars import wide
 from leafward.systems.lathadapter.hierarchy import HierarchyConfig
 from leafward.systems.lathadapter.prompts.host import Host, Output, cosine
+
+LARGEST = 100.0  # factor between a learned c and where it begins
 
 
 class LatentHierarchyConfig(HierarchyConfig, AdapterConfig, frozen=True):
@@ -65,6 +69,8 @@ class LatentHierarchy(Adapter):
     def __init__(self, config: LatentHierarchyConfig, classes: Tensor) -> None:
         super().__init__(config)
         self.attributes = nn.Parameter(initial_attributes(classes, config.attributes, config.seed))
+        c = config.curvature
+        self.learned = Curvature(c, c / LARGEST, c * LARGEST) if config.learn_c and c is not None else None
         self.register_buffer("queue", torch.zeros(config.queue, classes.shape[1], device=classes.device))
         self.register_buffer("filled", torch.zeros((), dtype=torch.int64, device=classes.device))
 
@@ -74,16 +80,35 @@ class LatentHierarchy(Adapter):
     def no_weight_decay(self) -> set[str]:
         return {"attributes"}
 
+    @property
+    def curvature(self) -> float | Tensor | None:
+        """c as it is now, or None for the Euclidean twin."""
+        return self.config.curvature if self.learned is None else self.learned()
+
     def refined(self, text: Tensor) -> Tensor:
         """The classes after ATR: (C, d) -> (C, d)."""
-        return refine(text, self.attributes, self.config.refinement)
+        config = self.config
+        groups = config.groups if len(text) > config.exact else None
+        return refine(text, self.attributes, config.refinement, degree=config.degree, groups=groups)
 
     def logits(self, image: Tensor, refined: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """cos/τ (B, C) of refined classes, and the distances (B, C) that are taken from it at inference."""
+        if len(refined) > self.config.exact:
+            return self._logits_of_many(wide(image), wide(refined), scale)
         return scale * cosine(image, refined), self._distances(image, refined)
 
+    def _logits_of_many(self, image: Tensor, refined: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """The same from one product in the type of the features, with nothing of the size of the classes beside it."""
+        lengths = torch.linalg.vector_norm(refined, dim=-1).clamp_min(1e-12)
+        cosines = F.normalize(image, dim=-1) @ refined.mT / lengths
+        radii = torch.linalg.vector_norm(image, dim=-1, keepdim=True), lengths[:, None]
+        if self.config.normalise:
+            radii = torch.ones_like(radii[0]), torch.ones_like(radii[1])
+        # Tangents of the ball are doubled, as in `encoders.scores.distances`.
+        return scale * cosines, pairs.distances_of_cosines(cosines, 2.0 * radii[0], 2.0 * radii[1], self.curvature)
+
     def _distances(self, x: Tensor, y: Tensor) -> Tensor:
-        return distances(self._tangent(x), self._tangent(y), self.config.curvature)
+        return distances(self._tangent(x), self._tangent(y), self.curvature)
 
     def _tangent(self, x: Tensor) -> Tensor:
         return F.normalize(wide(x), dim=-1) if self.config.normalise else wide(x)
@@ -96,12 +121,26 @@ class LatentHierarchy(Adapter):
         similar, far = self.logits(output.image, refined, host.scale)
         losses = dict(output.losses)
         if output.labels is not None:
-            losses["cross_entropy"] = F.cross_entropy(similar, output.labels)
-            losses["distance_entropy"] = F.cross_entropy(-far, output.labels)
-            if self.config.hierarchy_weight:
-                losses["image_attribute"] = self.config.hierarchy_weight * self._image_attribute(output.image)
-                losses["attribute_class"] = self.config.hierarchy_weight * self._attribute_class(refined)
+            if "cross_entropy" not in self.config.terms:
+                losses.pop("cross_entropy", None)
+            losses |= self._losses(output.image, refined, similar, far, output.labels)
         return replace(output, text=refined, logits=similar - far, losses=losses)
+
+    def _losses(
+        self, image: Tensor, refined: Tensor, similar: Tensor, far: Tensor, labels: Tensor
+    ) -> dict[str, Tensor]:
+        """Those of the four terms that are used."""
+        terms, weight = self.config.terms, self.config.hierarchy_weight
+        losses = {}
+        if "cross_entropy" in terms:
+            losses["cross_entropy"] = F.cross_entropy(similar, labels, ignore_index=-1)
+        if "distance_entropy" in terms:
+            losses["distance_entropy"] = F.cross_entropy(-far, labels, ignore_index=-1)
+        if weight and "image_attribute" in terms:
+            losses["image_attribute"] = weight * self._image_attribute(image)
+        if weight and "attribute_class" in terms:
+            losses["attribute_class"] = weight * self._attribute_class(refined)
+        return losses
 
     def _image_attribute(self, image: Tensor) -> Tensor:
         """HHL with images as leaves and attributes as ancestors; the queue gives real negatives to small batches."""
@@ -121,8 +160,11 @@ class LatentHierarchy(Adapter):
     def _hierarchy(self, leaves: Tensor, ancestors: Tensor, used: Tensor, anchors: int | None = None) -> Tensor:
         config = self.config
         chosen, valid = sample_triplets(leaves.detach(), used, config.neighbours, config.triplets, anchors)
-        gaps = distances(leaves, self._tangent(ancestors), config.curvature)
-        return hierarchy_loss(gaps, chosen, valid, config.temperature, config.margin)
+        if len(ancestors) > config.exact:
+            ancestors = ancestors[torch.randperm(len(ancestors), device=ancestors.device)[: config.ancestors]]
+        gaps = distances(leaves, self._tangent(ancestors), self.curvature)
+        temperature = None if config.choice == "printed" else config.temperature
+        return hierarchy_loss(gaps, chosen, valid, temperature, config.margin)
 
     @torch.no_grad()
     def _enqueue(self, image: Tensor) -> None:
@@ -166,18 +208,56 @@ def initial_attributes(classes: Tensor, count: int, seed: int) -> Tensor:
     return 0.5 * wide(classes[first.to(classes.device)] + classes[second.to(classes.device)])
 
 
-def refine(classes: Tensor, attributes: Tensor, strength: float) -> Tensor:
+def refine(
+    classes: Tensor,
+    attributes: Tensor,
+    strength: float,
+    *,
+    degree: Literal["all", "classes"] = "all",
+    groups: int | None = None,
+) -> Tensor:
     """ATR: T̂ of F̂ = F + β D^(−½) S D^(−½) F with F = [T; A]: (C, d), (N, d) -> (C, d).
 
     S is the cosine where it is positive and 0 elsewhere (the paper's signed S can have negative degrees, whose root is
-    NaN), and the degrees are kept away from 0. Only the rows of the classes are computed.
+    NaN), and the degrees are kept away from 0. Only the rows of the classes are computed. `degree`: sums over all
+    columns, or over those of the classes. `groups`: classes see each other through the means of so many groups, see
+    `_refine_by_groups`.
     """
+    if groups is not None and groups < len(classes):
+        return _refine_by_groups(wide(classes), wide(attributes), strength, degree, groups)
     both = torch.cat([wide(classes), wide(attributes)])
     unit = F.normalize(both, dim=-1)
     affinity = (unit @ unit.mT).relu()
-    degree = affinity.sum(dim=1).clamp_min(1e-6)
-    share = affinity[: len(classes)] * torch.rsqrt(degree[: len(classes), None] * degree)
+    counted = affinity if degree == "all" else affinity[:, : len(classes)]
+    degrees = counted.sum(dim=1).clamp_min(1e-6)
+    share = affinity[: len(classes)] * torch.rsqrt(degrees[: len(classes), None] * degrees)
     return both[: len(classes)] + strength * (share @ both)
+
+
+def _refine_by_groups(classes: Tensor, attributes: Tensor, strength: float, degree: str, groups: int) -> Tensor:
+    """ATR in O((C + N) (G + N) d): the affinity of a class to another is that to the mean of its group.
+
+    A group are the classes nearest to one of G classes, taken at even steps. Affinities to attributes are exact. On the
+    1,203 LVIS texts of CLIP, 8 groups change T̂ − T by 0.5 %, 8 to 128 nearest neighbours by 58 to 11 %: all cosines
+    of texts are large, so what matters is the sum over the many and not the few that are near.
+    """
+    # Lengths are divided out of the products, so that nothing of the size of the classes is made but the norms and T̂.
+    inverse = 1.0 / torch.linalg.vector_norm(classes, dim=-1, keepdim=True).clamp_min(1e-12)
+    with torch.no_grad():
+        pivots = torch.linspace(0, len(classes) - 1, groups, device=classes.device).long()
+        group = (classes @ (classes[pivots] * inverse[pivots]).mT).argmax(dim=1)
+        member = F.one_hot(group, groups).to(classes)  # (C, G)
+        sizes = member.sum(dim=0)
+    # The means of unit vectors are left as short as they are: where signs agree, their cosines are the mean cosines.
+    means = (member * inverse).mT @ classes / sizes.clamp_min(1.0)[:, None]
+    pure = F.normalize(attributes, dim=-1)
+    seen = torch.cat([means, pure])  # (G + N, d)
+    counted = torch.cat([sizes, torch.full_like(pure[:, 0], float(degree == "all"))])
+    affinity = ((classes @ seen.mT) * inverse).relu()
+    left = (affinity @ counted).clamp_min(1e-6).rsqrt()[:, None]
+    right = ((pure @ seen.mT).relu() @ counted).clamp_min(1e-6).rsqrt()[:, None]
+    sums = torch.cat([(member * left).mT @ classes, right * attributes])
+    return torch.addmm(classes, strength * left * affinity, sums)
 
 
 def reciprocal_neighbours(points: Tensor, used: Tensor, k: int) -> Tensor:
@@ -213,16 +293,20 @@ def sample_triplets(
     return torch.stack([first, draw(positive), draw(negative)], dim=1), valid.repeat_interleave(count)
 
 
-def hierarchy_loss(gaps: Tensor, triplets: Tensor, valid: Tensor, temperature: float, margin: float) -> Tensor:
+def hierarchy_loss(gaps: Tensor, triplets: Tensor, valid: Tensor, temperature: float | None, margin: float) -> Tensor:
     """HHL: distances (n, m) of leaves to possible ancestors, triplets (T, 3), valid (T) -> mean over the valid ones.
 
     The lowest common ancestor of leaves is the possible ancestor that is nearest to the farthest of them, chosen by a
-    hard Gumbel-softmax with straight-through gradients. A triplet whose two ancestors coincide says nothing.
+    hard Gumbel-softmax with straight-through gradients over −max(d)/temperature, or where that is None over
+    exp(−max(d)). A triplet whose two ancestors coincide says nothing.
     """
+
+    def chosen(far: Tensor) -> Tensor:
+        return F.gumbel_softmax((-far).exp() if temperature is None else -far / temperature, hard=True)
+
     i, j, k = gaps[triplets[:, 0]], gaps[triplets[:, 1]], gaps[triplets[:, 2]]  # each (T, m)
     both = torch.maximum(i, j)
-    pair = F.gumbel_softmax(-both / temperature, hard=True)
-    triple = F.gumbel_softmax(-torch.maximum(both, k) / temperature, hard=True)
+    pair, triple = chosen(both), chosen(torch.maximum(both, k))
     inner, outer = pair.argmax(dim=1), triple.argmax(dim=1)
     change = pair - triple
     loss = (

@@ -18,19 +18,21 @@ from leafward.config import Count, Place, Positive, Seeds, Settings, Several, So
 from leafward.engine import config as engine
 from leafward.engine.config import LoopConfig, OptimConfig
 from leafward.errors import UsageError, need
-from leafward.systems.lathadapter.hierarchy import HierarchyConfig
+from leafward.systems.lathadapter.hierarchy import TERMS, HierarchyConfig, Term
 
 SUMMARY = "Few-shot prompt learning on CLIP features: hosts alone, with LatHAdapter, and with its Euclidean twin."
 
 HostName = Literal["coop", "maple", "promptsrc", "promptkd"]
-Baseline = Literal["zero-shot", "clip-adapter", "tip-adapter"]
+Baseline = Literal[
+    "zero-shot", "clip-adapter", "tip-adapter", "tip-adapter-f", "linear-probe", "clap", "taskres", "gda", "clip-lora"
+]
 
 
 class Data(Settings, frozen=True):
     """The images or their features, and which of them are trained on and scored."""
 
     MAIN: ClassVar[str] = "features"
-    RARE: ClassVar[frozenset[str]] = frozenset({"template"})
+    RARE: ClassVar[frozenset[str]] = frozenset({"template", "templates", "crops"})
 
     features: Path | None = None
     """Feature file (.npz or .safetensors) of the data set that is trained on."""
@@ -38,8 +40,16 @@ class Data(Settings, frozen=True):
     """In place of features: labelled images, a folder of class folders or one of the usual data sets."""
     model: Place | None = None
     """With images: a directory or hub name of a Hugging Face CLIP model."""
+    teacher: Place | None = None
+    """With images: the larger Hugging Face CLIP model that teaches PromptKD; left out: the same model. Of features:
+    those that the file has of a teacher."""
     template: Template = "a photo of a {}."
     """With images: the text of a class; its first words are where the tokens begin."""
+    templates: Path | None = None
+    """With images: a file of templates, one in a line, over which PromptSRC averages the frozen texts; left out: sixty
+    of the package. Of features: those averages that the file has."""
+    crops: bool = True
+    """With images: train on random crops, half of them turned over, as the hosts' authors; --no-crops for none."""
     targets: tuple[Path, ...] = ()
     """Feature files (with images: folders) of other data sets, for the protocols cross-dataset and domain."""
     protocol: Literal["base-to-new", "few-shot", "cross-dataset", "domain"] = "base-to-new"
@@ -71,14 +81,14 @@ class Config(Settings, frozen=True):
     hosts: tuple[HostName, ...] = ("coop", "promptsrc")
     """Prompt-learning hosts, each alone and with LatHAdapter on top."""
     baselines: tuple[Baseline, ...] = ("zero-shot", "clip-adapter", "tip-adapter")
-    """Methods without prompts."""
+    """Methods without prompts, under the same shots, steps and optimiser; clip-lora needs images."""
     attributes: Some[Several] = (20,)
     """Number of attributes; of several, the one with the best validation accuracy is taken."""
     hierarchy: HierarchyConfig = HierarchyConfig()
     tokens: Count = 4
     """Context tokens of the prompts."""
     depth: Count = 1
-    """Depth of the prompts; MaPLe has two more. In a model at most its layers; the papers have 9."""
+    """Layers with prompts of their own, of every host. In a model at most its layers; the papers have 9."""
     scale: Positive = 100.0
     """1/τ of the logits."""
     max_steps: Count = 2000
@@ -118,11 +128,23 @@ def all_hosts() -> Config:
     return Config(hosts=("coop", "maple", "promptsrc", "promptkd"))
 
 
+def all_baselines() -> Config:
+    """1, 2, 4, 8 and 16 shots of every class: every baseline on features beside CoOp and PromptSRC."""
+    names = ("zero-shot", "clip-adapter", "tip-adapter", "tip-adapter-f", "linear-probe", "clap", "taskres", "gda")
+    return replace(few_shot(), baselines=names)
+
+
 PRESETS: dict[str, Callable[[], Config]] = {
     "base-to-new": base_to_new,
     "few-shot": few_shot,
     "all-hosts": all_hosts,
+    "all-baselines": all_baselines,
 }
+
+
+def without(term: Term) -> tuple[Term, ...]:
+    """The losses but one."""
+    return tuple(each for each in TERMS if each != term)
 
 
 ABLATIONS: dict[str, dict[str, dict[str, Any]]] = {
@@ -133,6 +155,14 @@ ABLATIONS: dict[str, dict[str, dict[str, Any]]] = {
         "refinement-alone": {"hierarchy.hierarchy_weight": 0.0},
         "losses-alone": {"hierarchy.refinement": 0.0},
     },
+    "terms": {"all": {}} | {f"no-{term}": {"hierarchy.terms": without(term)} for term in TERMS},
+    "printed": {
+        "ours": {},
+        "degree": {"hierarchy.degree": "classes"},
+        "choice": {"hierarchy.choice": "printed"},
+        "both": {"hierarchy.degree": "classes", "hierarchy.choice": "printed"},
+    },
+    "curvature": {"fixed": {}, "learned": {"hierarchy.learn_c": True}},
     "geometry": {f"c={c:g}": {"hierarchy.c": c, "arms.twin": True} for c in (0.01, 0.1, 1.0)},
     "normalise": {"unit": {"hierarchy.normalise": True}, "norms": {"hierarchy.normalise": False}},
 }
@@ -149,3 +179,12 @@ def check(config: Config) -> None:
         )
     if data.images is not None and data.model is None:
         raise UsageError("model is missing: images need a Hugging Face CLIP model")
+    for name in ("teacher", "templates"):
+        if data.images is None and getattr(data, name) is not None:
+            raise UsageError(
+                f"{name} is read with images; features bring theirs: leafward data features --{name} writes them"
+            )
+    if data.images is None and "clip-lora" in config.baselines:
+        raise UsageError("baselines: clip-lora changes the encoders and needs images and model, not features")
+    if data.teacher is not None and "promptkd" not in config.hosts:
+        raise UsageError("teacher is for promptkd, which is not among the hosts")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,13 @@ from leafward.adapters import attach
 from leafward.config import checked, replace, to_dict
 from leafward.data import fewshot
 from leafward.data.fewshot import Episode, Exam, FeatureSet, Protocol, read_feature_set
+from leafward.encoders.encoder import HuggingFaceEncoder
+from leafward.encoders.templates import DIVERSE
+from leafward.encoders.zeroshot import read_templates
 from leafward.engine import (
     Cluster,
     FitResult,
     LoopConfig,
-    Loss,
     Member,
     RunDirectory,
     load_published,
@@ -34,7 +36,9 @@ from leafward.errors import DataError
 from leafward.hierarchy import Taxonomy, metrics
 from leafward.hierarchy.answers import decided
 from leafward.systems.lathadapter import LatentHierarchyConfig
-from leafward.systems.lathadapter.images import CHUNK, Pixels, cached, image_set, open_clip_model
+from leafward.systems.lathadapter.attributes import Classifier
+from leafward.systems.lathadapter.images import CHUNK, Pixels, cached, image_set, open_clip_model, with_diverse
+from leafward.systems.lathadapter.lesson import Labelled, Lesson, Teaching
 from leafward.systems.lathadapter.prompts import (
     ClipAdapter,
     Coop,
@@ -47,17 +51,40 @@ from leafward.systems.lathadapter.prompts import (
     TokenPrompts,
     ZeroShot,
 )
+from leafward.systems.lathadapter.prompts.baselines import (
+    Clap,
+    ClassWeights,
+    ClipLora,
+    Gda,
+    LinearProbe,
+    TaskRes,
+    TipAdapterF,
+)
 from leafward.systems.lathadapter.prompts.features import Sides
 from leafward.systems.lathadapter.prompts.tokens import check_tokens
 
 if TYPE_CHECKING:
     from leafward.systems.lathadapter.config import Config
 
-DEEPER = 2  # MaPLe's prompts are deep ones
 TEACHER = "promptsrc"
 """The host that teaches PromptKD."""
-UNTRAINED = ("zero-shot", "tip-adapter")
+UNTRAINED = ("zero-shot", "tip-adapter", "gda")
 """Baselines without parameters that learn."""
+BASELINES: dict[str, Callable[[Tensor, float], Host]] = {
+    "zero-shot": ZeroShot,
+    "clip-adapter": ClipAdapter,
+    "tip-adapter": TipAdapter,
+    "tip-adapter-f": TipAdapterF,
+    "linear-probe": LinearProbe,
+    "clap": Clap,
+    "taskres": TaskRes,
+    "gda": Gda,
+}
+"""Those on features, whatever the others read."""
+
+
+MOST = 1 << 23
+"""Logits that are held at once in an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -139,18 +166,28 @@ def read_sets(config: Config) -> list[FeatureSet]:
         return _told_apart([_as_computed(read_feature_set(path), config) for path in (data.features, *data.targets)])
     assert data.images is not None
     assert data.model is not None
-    encoder = open_clip_model(data.model)
-    if config.hosts:  # refused before any image is read or encoded
-        words = data.template.split("{}")[0]
+    encoder = _prompted(config, data.model)
+    teacher = None if data.teacher is None else _prompted(config, data.teacher)
+    sets = [image_set(path, encoder, data.template, teacher) for path in (data.images, *data.targets)]
+    if {"promptsrc", "promptkd"} & set(config.hosts):
+        templates = DIVERSE if data.templates is None else read_templates(data.templates)
+        sets[0] = with_diverse(sets[0], templates)
+    return _told_apart(sets)
+
+
+def _prompted(config: Config, name: str) -> HuggingFaceEncoder:
+    """A model for prompts, on its device; tokens that have no place are refused before any image is encoded."""
+    encoder = open_clip_model(name)
+    if config.hosts:
+        words = config.data.template.split("{}")[0]
         check_tokens(config.tokens, len(encoder.tokenizer(words, add_special_tokens=False)["input_ids"]))
-    encoder = encoder.to(device_of(config.loop.device), type_of(config.loop.precision))
-    return _told_apart([image_set(path, encoder, data.template) for path in (data.images, *data.targets)])
+    return encoder.to(device_of(config.loop.device), type_of(config.loop.precision))
 
 
 def _as_computed(data: FeatureSet, config: Config) -> FeatureSet:
     """Features in the type that the run computes in."""
     dtype = type_of(config.loop.precision)
-    names = ("images", "texts", "teacher_images", "teacher_texts")
+    names = ("images", "texts", "teacher_images", "teacher_texts", "diverse_texts", "teacher_diverse_texts")
     held = {name: values for name in names if (values := getattr(data, name)) is not None}
     return dataclasses.replace(data, **{name: values.to(dtype or values.dtype) for name, values in held.items()})
 
@@ -184,7 +221,7 @@ def episodes(
 
 def needs_frozen(config: Config) -> bool:
     """Whether there are methods without prompts beside others that are trained on images."""
-    return config.data.images is not None and bool(config.baselines)
+    return config.data.images is not None and bool(set(config.baselines) & set(BASELINES))
 
 
 def frozen_sets(sets: Sequence[FeatureSet]) -> list[FeatureSet]:
@@ -216,7 +253,7 @@ def score_all(
         }
         for images, features in zip(episodes, frozen or episodes, strict=True)
         for method in methods(config)
-        for episode in [features if method.host in config.baselines else images]
+        for episode in [features if method.host in BASELINES else images]
         for trained in [open_trained(config, method, episode, run)]
         for exam in episode.exams
     ]
@@ -231,36 +268,46 @@ class Trained:
     episode: Episode
     teacher: Host | None = None
 
-    @torch.no_grad()
     def logits(self, exam: Exam) -> Tensor:
         """(rows, classes) of an exam."""
+        return torch.cat([part.cpu() for _, part in self.parts(exam)])
+
+    @torch.no_grad()
+    def parts(self, exam: Exam) -> Iterator[tuple[Tensor, Tensor]]:
+        """The rows of an exam a few at a time, with their logits (n, classes); the classes are computed once."""
         self.host.eval()
         data, device = exam.data, self.host.classes.device
         same = data is self.episode.data and torch.equal(exam.classes, self.episode.classes)
         classes = None
         if not same:
             classes = class_inputs(self.method, data.texts, data.teacher_texts, exam.classes, self.teacher).to(device)
-        chunks = exam.rows.split(chunk(data.images))
-        logits = torch.cat([self.host(data.images[rows].to(device), classes=classes).logits for rows in chunks])
-        if not same and isinstance(self.host, TipAdapter):
-            self._recall(self.host, exam, logits)
-        return logits.cpu()
+            if isinstance(self.host, ClassWeights):
+                classes = self.host.known(classes, *self._shared(exam))
+        cache = self.host if isinstance(self.host, TipAdapter) else None
+        fixed = Classifier(self.host, classes)
+        shared = self._shared(exam) if cache is not None and not same else None
+        for rows in exam.rows.split(chunk(data.images, len(exam.classes))):
+            images = data.images[rows].to(device)
+            logits = fixed(images)
+            if cache is not None and shared is None:
+                logits = logits + cache.remembered(images)
+            elif cache is not None and shared is not None:
+                # What the cache knows of classes that have a name of the training's: domains share them.
+                logits[:, shared[0]] += cache.remembered(images)[:, shared[1]]
+            yield rows, logits
 
-    def _recall(self, host: TipAdapter, exam: Exam, logits: Tensor) -> None:
-        """Add what the cache knows of the classes of an exam that have a name of the training's: domains share them."""
+    def _shared(self, exam: Exam) -> tuple[list[int], list[int]]:
+        """The classes of an exam that have a name of the training's: their places in the exam and in the training."""
         own = self.episode.data.class_names
         place = {own[number]: column for column, number in enumerate(self.episode.classes.tolist())}
         names = [exam.data.class_names[number] for number in exam.classes.tolist()]
         known = [column for column, name in enumerate(names) if name in place]
-        cached = [place[names[column]] for column in known]
-        for part, rows in zip(logits.split(4096), exam.rows.split(4096), strict=True):
-            said = host.remembered(exam.data.images[rows].to(logits.device))
-            part[:, known] += said[:, cached]
+        return known, [place[names[column]] for column in known]
 
 
-def chunk(images: Tensor | Pixels) -> int:
-    """Rows that are computed at once where no gradient is wanted."""
-    return 4096 if isinstance(images, Tensor) else CHUNK
+def chunk(images: Tensor | Pixels, classes: int) -> int:
+    """Rows that are computed at once where no gradient is wanted: at most `MOST` logits."""
+    return max(1, min(4096 if isinstance(images, Tensor) else CHUNK, MOST // classes))
 
 
 def class_inputs(
@@ -304,9 +351,13 @@ def of_teacher(episode: Episode) -> Episode:
     data = episode.data
     assert data.teacher_images is not None
     assert data.teacher_texts is not None
-    return dataclasses.replace(
-        episode, data=dataclasses.replace(data, images=data.teacher_images, texts=data.teacher_texts)
-    )
+    above = {"images": data.teacher_images, "texts": data.teacher_texts, "diverse_texts": data.teacher_diverse_texts}
+    return dataclasses.replace(episode, data=dataclasses.replace(data, **above))
+
+
+def distilled(episode: Episode) -> Episode:
+    """What PromptKD's student trains on: all classes of the data set, which need no labels."""
+    return dataclasses.replace(episode, classes=torch.arange(len(episode.data.texts)))
 
 
 def _teacher(config: Config, episode: Episode, run: Path) -> Host:
@@ -319,13 +370,19 @@ def _teacher(config: Config, episode: Episode, run: Path) -> Host:
 def _begin(config: Config, cell: Cell, episode: Episode, teacher: Host | None) -> Trained:
     """A host before its training; what remembers its images does so."""
     device = device_of(config.loop.device)
+    episode = distilled(episode) if cell.host == "promptkd" else episode
     torch.manual_seed(mix(episode.seed, 7))  # the same beginning with and without a latent hierarchy
     host = build(config, cell.method, episode, teacher).to(device, type_of(config.loop.precision))
-    if isinstance(host, TipAdapter):
-        images = _shots(episode, device)
-        assert isinstance(images, Tensor)
-        host.remember(images, episode.targets(episode.train).to(device))
+    if isinstance(host, TipAdapter | Clap):
+        host.remember(*_held(episode, episode.train, device))
+    if isinstance(host, Gda) and len(episode.validation):
+        host.choose(*_held(episode, episode.validation, device))
     return Trained(cell.method, host, episode, teacher)
+
+
+def _held(episode: Episode, rows: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Features and labels of some rows of an episode, where a host computes."""
+    return episode.data.images[rows].to(device), episode.targets(rows).to(device)
 
 
 def _open_one(config: Config, cell: Cell, episode: Episode, run: Path, teacher: Host | None) -> Trained:
@@ -355,12 +412,10 @@ def train(config: Config, member: Member[Cell], episode: Episode, run: RunDirect
     whole = member.path if member.alone else member.path.parent.parent
     teacher = _teacher(config, episode, whole) if cell.host == "promptkd" else None
     begun = _begin(config, cell, of_teacher(episode) if cell.teacher else episode, teacher)
-    host, episode = begun.host, begun.episode
-    labels = episode.targets(episode.train).to(cluster.device)
-    teaching = None if teacher is None else _teaching(teacher, episode)
-    loop = loop_of(config, episode.seed, len(labels))
-    watch = watched(config, begun) if loop.patience is not None or loop.eval_every is not None else None
-    lesson = _Lesson(_shots(episode, cluster.device), labels, teaching, watch, keep_best=loop.patience is not None)
+    host = begun.host
+    watch = watched(config, begun, episode) if loop_watched(config) else None
+    lesson = lesson_of(config, begun, cluster.device, watch)
+    loop = loop_of(config, episode.seed, len(lesson.dataset))
     if loop.compile:
         torch._dynamo.reset()  # every training compiles the same code anew, and only a few versions are allowed
     host.prepare(loop.steps)
@@ -370,19 +425,25 @@ def train(config: Config, member: Member[Cell], episode: Episode, run: RunDirect
     return found
 
 
-def _shots(episode: Episode, device: torch.device) -> Tensor | Pixels:
-    """The images of a training: features in memory, or pixels that are read batch by batch."""
-    images: Tensor | Pixels = episode.data.images
-    return images[episode.train].to(device) if isinstance(images, Tensor) else images.take(episode.train)
+def loop_watched(config: Config) -> bool:
+    """Whether a training looks at the validation images."""
+    return config.loop.patience is not None or config.loop.eval_every is not None
 
 
-@torch.no_grad()
-def _teaching(teacher: Host, episode: Episode) -> Tensor:
-    """A teacher's features of the training images, with its prompts."""
-    data = episode.data
-    images = data.images if data.teacher_images is None else data.teacher_images
-    device, chunks = teacher.classes.device, episode.train.split(chunk(images))
-    return torch.cat([teacher.eval().image(images[rows].to(device)) for rows in chunks])
+def lesson_of(
+    config: Config, begun: Trained, device: torch.device, watch: Callable[[], dict[str, float]] | None
+) -> Lesson:
+    """What a host learns from: the shots with their labels; PromptKD all training images of all classes without, and
+    the shots beside them where a latent hierarchy reads labels."""
+    episode, data = begun.episode, begun.episode.data
+    shots = Labelled(episode.train, episode.targets(episode.train))
+    how = {"device": device, "crops": config.data.crops, "watch": watch, "keep_best": config.loop.patience is not None}
+    if begun.teacher is None:
+        return Lesson(data.images, shots, **how)
+    unlabelled = Labelled(data.part(fewshot.TRAIN), None)
+    above = data.images if data.teacher_images is None else data.teacher_images
+    beside = shots if begun.method.geometry is not None else None
+    return Lesson(data.images, unlabelled, teaching=Teaching(begun.teacher, above), beside=beside, **how)
 
 
 def loop_of(config: Config, seed: int, count: int) -> LoopConfig:
@@ -394,12 +455,11 @@ def loop_of(config: Config, seed: int, count: int) -> LoopConfig:
     return replace(loop, steps=steps, batch_size=min(loop.batch_size, count), seed=mix(seed, 11) % 2**31)
 
 
-def watched(config: Config, trained: Trained) -> Callable[[], dict[str, float]]:
+def watched(config: Config, trained: Trained, episode: Episode) -> Callable[[], dict[str, float]]:
     """The accuracy in percent on the validation images of its episode, which training may look at."""
-    episode = trained.episode
     if not len(episode.validation):
         raise DataError(f"{episode.data.name} has no validation images for loop.eval_every and loop.patience")
-    exam = Exam("validation", episode.data, episode.classes, episode.validation)
+    exam = Exam("validation", trained.episode.data, episode.classes, episode.validation)
     return lambda: {"accuracy": score(trained, exam, None)["accuracy"]}
 
 
@@ -407,7 +467,8 @@ def build(config: Config, method: Method, episode: Episode, teacher: Host | None
     """An untrained host for the classes of an episode, with its latent hierarchy."""
     data = episode.data
     classes = class_inputs(method, data.texts, data.teacher_texts, episode.classes, teacher).detach().cpu()
-    host = _host(config, method.host, classes, data)
+    diverse = None if data.diverse_texts is None else data.diverse_texts[episode.classes]
+    host = _host(config, method.host, classes, data, diverse)
     if method.geometry is not None:
         assert method.attributes is not None
         chosen = {"attributes": method.attributes, "geometry": method.geometry, "seed": episode.seed}
@@ -416,20 +477,18 @@ def build(config: Config, method: Method, episode: Episode, teacher: Host | None
     return host
 
 
-def _host(config: Config, name: str, classes: Tensor, data: FeatureSet) -> Host:
+def _host(config: Config, name: str, classes: Tensor, data: FeatureSet, diverse: Tensor | None) -> Host:
     depth, scale = config.depth, config.scale
-    if name == "zero-shot":
-        return ZeroShot(classes, scale)
-    if name == "clip-adapter":
-        return ClipAdapter(classes, scale)
-    if name == "tip-adapter":
-        return TipAdapter(classes, scale)
+    if name in BASELINES:
+        return BASELINES[name](classes, scale)
+    if name == "clip-lora":
+        return ClipLora(data.images.encoder.model, classes, scale)  # pyright: ignore[reportAttributeAccessIssue]
     if name == "coop":
         return Coop(_prompts(config, data, depth, "text"), classes, scale)
     if name == "maple":
-        return MaPLe(_prompts(config, data, depth + DEEPER, "coupled"), classes, scale)
+        return MaPLe(_prompts(config, data, depth, "coupled"), classes, scale)
     if name == "promptsrc":
-        return PromptSRC(_prompts(config, data, depth, "both"), classes, scale)
+        return PromptSRC(_prompts(config, data, depth, "both"), classes, scale, diverse=diverse)
     images: Tensor | Pixels = data.images
     width = images.shape[1] if isinstance(images, Tensor) else images.encoder.model.config.projection_dim
     return PromptKD(_prompts(config, data, depth, "both"), classes, width, scale)
@@ -445,61 +504,31 @@ def _prompts(config: Config, data: FeatureSet, depth: int, sides: Sides) -> nn.M
     return TokenPrompts(model, data.texts, config.tokens, min(depth, layers), sides)
 
 
-class _Lesson:
-    """The shots; a batch is a tensor of row numbers."""
-
-    # Some parameters of a host may rest: the text context of PromptKD's student.
-    unused_parameters = True
-
-    mode = "max"
-
-    def __init__(
-        self,
-        images: Tensor | Pixels,
-        labels: Tensor,
-        teaching: Tensor | None,
-        watch: Callable[[], dict[str, float]] | None = None,
-        *,
-        keep_best: bool = False,
-    ) -> None:
-        self.images, self.labels, self.teaching = images, labels, teaching
-        self.monitor = "accuracy" if keep_best else None
-        if watch is not None:
-            self.evaluate = lambda model: watch()
-
-    @property
-    def dataset(self) -> range:
-        return range(len(self.images))
-
-    def collate(self, rows: list[int]) -> Tensor:
-        return torch.tensor(rows)
-
-    def loss(self, model: nn.Module, batch: Tensor) -> Loss:
-        teaching = None if self.teaching is None else self.teaching[batch]
-        output = model(self.images[batch].to(self.labels.device), self.labels[batch], teacher=teaching)
-        count = len(batch)
-        parts = {name: count * value.detach() for name, value in output.losses.items()}
-        return Loss(count * output.loss, count, parts)
-
-
 def score(trained: Trained, exam: Exam, taxonomy: Taxonomy | None) -> dict[str, Any]:
     """Accuracy in percent and, with a taxonomy that has the classes, what the mistakes are like: of the most probable
     class, of the answer of least expected distance, and of the deepest node with a probability of at least ½, both
     of which may be inner nodes."""
-    logits = trained.logits(exam)
-    found = logits.argmax(dim=1)
-    result: dict[str, Any] = {
-        "accuracy": 100.0 * float((found == exam.targets).double().mean()),
-        "images": len(exam.targets),
-    }
     names = [exam.data.class_names[number] for number in exam.classes.tolist()]
-    if taxonomy is not None and set(names) <= set(taxonomy.names):
-        true = [names[place] for place in exam.targets.tolist()]
-        probabilities = logits.double().softmax(dim=1)
-        answers = decided(taxonomy, probabilities, names)
-        report = metrics.evaluate(taxonomy, [names[place] for place in found.tolist()], true)
-        nearest = metrics.evaluate(taxonomy, answers["least_expected_distance"], true)
-        backed = answers["backed_off"]
+    measured = taxonomy is not None and set(names) <= set(taxonomy.names)
+    found, answers = [], {"least_expected_distance": [], "backed_off": []}
+    for _, logits in trained.parts(exam):
+        logits = logits.cpu()
+        found.append(logits.argmax(dim=1))
+        if measured:
+            assert taxonomy is not None
+            for name, nodes in decided(taxonomy, logits.double().softmax(dim=1), names).items():
+                answers[name].append(nodes)
+    chosen, targets = torch.cat(found), exam.targets
+    result: dict[str, Any] = {
+        "accuracy": 100.0 * float((chosen == targets).double().mean()),
+        "images": len(targets),
+    }
+    if measured:
+        assert taxonomy is not None
+        true = [names[place] for place in targets.tolist()]
+        report = metrics.evaluate(taxonomy, [names[place] for place in chosen.tolist()], true)
+        nearest = metrics.evaluate(taxonomy, torch.cat(answers["least_expected_distance"]), true)
+        backed = torch.cat(answers["backed_off"])
         result["hierarchy"] = {
             "mistake_severity": report.mistake_severity,
             "lca_height": report.lca_height,

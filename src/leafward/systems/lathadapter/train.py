@@ -49,7 +49,7 @@ class Training(Experiment[Cell]):
 
     def train(self, member: Member[Cell], run: RunDirectory, cluster: Cluster) -> dict[str, Any]:
         cell = member.config
-        known = self.frozen if self.frozen and cell.host in self.config.baselines else self.episodes
+        known = self.frozen if self.frozen and cell.host in methods.BASELINES else self.episodes
         episode = next(each for each in known if (each.shots, each.seed) == (cell.shots, cell.seed))
         found = methods.train(self.config, member, episode, run, cluster)
         return {"name": member.name, "method": cell.method.label, "shots": cell.shots, "seed": cell.seed} | {

@@ -27,7 +27,7 @@ class Output:
     logits: Tensor
     """(B, C)."""
     labels: Tensor | None = None
-    """The labels that came with the images (B)."""
+    """The labels that came with the images (B); −1: none."""
     losses: Mapping[str, Tensor] = field(default_factory=dict)
     """Terms of the loss; none without labels or a teacher."""
 

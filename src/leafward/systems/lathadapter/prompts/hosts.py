@@ -33,8 +33,10 @@ class MaPLe(Host):
 class PromptSRC(Host):
     """PromptSRC (Khattak et al. 2023): independent prompts that are held to the frozen features and logits.
 
-    Loss: cross-entropy + 25 mean|t − t₀| + 10 mean|z − z₀| + KL of the logits (unit features; index 0: frozen). The
-    weights are averaged over the training with a Gaussian window, here over all that is trained, attributes included.
+    Loss: cross-entropy + 25 mean|t − t₀| + 10 mean|z − z₀| + KL of the logits (unit features; index 0: frozen). t₀ are
+    means of the frozen features of a class over many templates (`diverse`, (C, d)), in the text drift and in the
+    frozen logits; without them those of the one template. The weights are averaged over the training with a
+    Gaussian window, here over all that is trained, attributes included.
     """
 
     def __init__(
@@ -46,11 +48,20 @@ class PromptSRC(Host):
         text_weight: float = 25.0,
         image_weight: float = 10.0,
         window: tuple[float, float] = (0.75, 0.05),
+        diverse: Tensor | None = None,
     ) -> None:
         """`window`: centre and width of the Gaussian, as shares of the training (the authors': epochs 15 ± 1 of 20)."""
         super().__init__(encoder, classes, scale)
         self.text_weight, self.image_weight, self.window = text_weight, image_weight, window
         self.average: GaussianAverage | None = None
+        if diverse is not None and len(diverse) != len(classes):
+            raise UsageError(f"diverse must have a row for each of the {len(classes)} classes, got {len(diverse)}")
+        self.register_buffer("diverse", diverse, persistent=False)
+
+    def _frozen_text(self, classes: Tensor) -> Tensor:
+        """t₀: averaged over templates for the classes of the training."""
+        known = self.diverse is not None and classes is self.classes
+        return wide(self.diverse if known else self.prompted.frozen_text(classes))  # pyright: ignore[reportArgumentType]
 
     def losses(self, output: Output, images: Tensor, classes: Tensor, teacher: Tensor | None) -> dict[str, Tensor]:
         losses = super().losses(output, images, classes, teacher)
@@ -59,7 +70,7 @@ class PromptSRC(Host):
         if self.average is not None and self.training:
             self.average.update(self)
         with torch.no_grad():
-            image, text = wide(self.prompted.frozen_image(images)), wide(self.prompted.frozen_text(classes))
+            image, text = wide(self.prompted.frozen_image(images)), self._frozen_text(classes)
             logits = self.scale * cosine(image, text)
         losses["text_drift"] = self.text_weight * _unit_gap(output.text, text)
         losses["image_drift"] = self.image_weight * _unit_gap(output.image, image)
@@ -79,7 +90,8 @@ class PromptKD(Host):
     """PromptKD (Li et al. 2024): a student's image features, projected into the space of a teacher, learn its logits.
 
     The classifier is the teacher's: `classes` are its class features (C, d′) with its prompts. Loss: 1000 · KL per
-    entry of the logits; labels are not used.
+    entry of the logits; labels are not used. Where the teacher's features are fewer than the images, those behind them
+    are not distilled: images with labels, for a latent hierarchy on top.
     """
 
     def __init__(
@@ -101,7 +113,8 @@ class PromptKD(Host):
     def losses(self, output: Output, images: Tensor, classes: Tensor, teacher: Tensor | None) -> dict[str, Tensor]:
         if teacher is None:
             return {}
-        return {"distillation": self.weight * _divergence(output.logits, self.scale * cosine(teacher, classes))}
+        logits = output.logits[: len(teacher)]
+        return {"distillation": self.weight * _divergence(logits, self.scale * cosine(teacher, classes))}
 
 
 class Projector(nn.Module):

@@ -1,8 +1,9 @@
 """Prompts as the papers have them: learned tokens inside the two encoders of a Hugging Face CLIP model.
 
 On the text side they take the places 1…n of the sequence, where the words of the template stand ("a photo of a" has
-four); on the image side they follow the patches. In each of the first `depth` layers they are put in afresh (deep
-prompts); after that what the last of them became goes on.
+four); on the image side they follow the patches, and go through the layer norm in front of the first layer as these do.
+In each of the first `depth` layers they are put in afresh (deep prompts); after that what the last of them became goes
+on.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class TokenPrompts(nn.Module):
         sides = [(self.model.text_model, _Insertion.text)]
         sides += [(self.model.vision_model, _Insertion.image)] if self.has_image_tokens else []
         handles = [
-            side.encoder.layers[index].register_forward_pre_hook(partial(insert, _Insertion(self, index)), prepend=True)
+            _entrance(side, index).register_forward_pre_hook(partial(insert, _Insertion(self, index)), prepend=True)
             for side, insert in sides
             for index in range(self.depth)
         ]
@@ -110,6 +111,11 @@ class TokenPrompts(nn.Module):
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _entrance(side: Any, index: int) -> nn.Module:
+    """Where the tokens of a layer come in: the layer, for the first of the images the layer norm in front of it."""
+    return side.pre_layrnorm if index == 0 and hasattr(side, "pre_layrnorm") else side.encoder.layers[index]
 
 
 class _Insertion:
