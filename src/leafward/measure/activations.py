@@ -144,13 +144,21 @@ def _images(source: Path) -> bool:
     return any(each.suffix.lower() in IMAGES for each in files)
 
 
+def _model(folder: Path) -> torch.nn.Module:
+    """The model of a folder without its heads; from safetensors alone, never unpickled."""
+    transformers = require("transformers", "lm")
+    return transformers.AutoModel.from_pretrained(
+        folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+    ).eval()
+
+
 def _of_text(target: str, source: Path) -> Iterator[tuple[np.ndarray, dict[str, torch.Tensor]]]:
     """Token ids (k,) and states of each window of a text; special tokens are not among them."""
     transformers = require("transformers", "lm")
     folder = _folder(target)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
+        model = _model(folder)
     except (ValueError, KeyError, OSError, ImportError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(f"activations: {target} is no model of text with a tokenizer ({reason})") from error
@@ -202,7 +210,7 @@ def _vision_run(folder: Path, target: str) -> Callable[[list[Any]], dict[str, to
     transformers = require("transformers", "vision")
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
-        model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
+        model = _model(folder)
     except (ValueError, KeyError, OSError, ImportError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(f"activations: {target} is no model of images ({reason})") from error

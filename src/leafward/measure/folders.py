@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -195,13 +194,14 @@ def pickled(path: Path) -> dict[str, torch.Tensor]:
             held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except RuntimeError:  # a file of before 2020, which cannot be mapped
             held = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise DataError(
-            f"{path} is a pickle that holds more than tensors, which could run code when opened; convert it to "
-            f"safetensors where you trust it ({str(error).splitlines()[0]})"
-        ) from error
-    except Exception as error:  # a damaged pickle can raise nearly anything
-        raise DataError(f"{path} cannot be read as weights of torch.save: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # a damaged file can raise nearly anything
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        if type(error).__name__ == "UnpicklingError":
+            raise DataError(
+                f"{path} is a pickle that holds more than tensors, which could run code when opened; convert it to "
+                f"safetensors where you trust it ({reason})"
+            ) from error
+        raise DataError(f"{path} cannot be read as weights of torch.save: {reason}") from error
     return dict(_flat(held, ""))
 
 
