@@ -11,7 +11,7 @@ from typing import Any
 from leafward.engine.layout import is_run, members_of
 from leafward.engine.run import ENV, METRICS, RESULT, RunDirectory
 from leafward.errors import DataError
-from leafward.files import read_record
+from leafward.files import read_bytes, read_record
 from leafward.report.render import flatten
 from leafward.report.result import read_headline
 from leafward.stats.estimate import Estimate
@@ -142,9 +142,8 @@ def _series(run: RunDirectory, notes: list[str]) -> dict[str, dict[int, float]]:
             left_out += value is None or (isinstance(value, float) and not _is_number(value))
     if left_out:
         notes.append(f"{METRICS}: {left_out} values that are not finite are left out of the curves")
-    with open(file, "rb") as text:
-        if text.read()[-1:] not in (b"", b"\n"):
-            notes.append(f"{METRICS}: the last line is torn and left out")
+    if not (read_bytes(file) or b"\n").endswith(b"\n"):
+        notes.append(f"{METRICS}: the last line is torn and left out")
     return {name: dict(sorted(points.items())) for name, points in series.items()}
 
 
