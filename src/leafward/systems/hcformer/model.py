@@ -37,7 +37,9 @@ from leafward.errors import UsageError, nearest
 from leafward.nn import kernels as nn_kernels
 from leafward.nn.space import working_dtype
 from leafward.systems.hcformer import kernels
-from leafward.systems.hcformer.mixer import WEIGHT_STD, ClusterMixer, Layout, OffsetBias, Windows
+from leafward.systems.hcformer.bias import OffsetBias
+from leafward.systems.hcformer.layout import Layout, Windows
+from leafward.systems.hcformer.mixer import WEIGHT_STD, ClusterMixer
 
 WINDOWS = (Windows(side=8), Windows(side=4), Windows(count=2), Windows(count=1))
 """Per stage: 7×7, 7×7, 2×2 and 1×1 windows at 224 pixels; at others those of the first two stages keep their size."""
