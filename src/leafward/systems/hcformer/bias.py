@@ -1,4 +1,4 @@
-"""Position bias of the assignments."""
+"""Position bias of the assignments: a function of the offset between token and centre, or a table of places."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leafward.systems.hcformer.layout import KNOTS, Offsets
+from leafward.systems.hcformer.layout import KNOTS, Layout, Offsets
 
 _WIDTH = 768
 
@@ -49,3 +49,25 @@ class OffsetBias(nn.Module):
         values = self.outer.weight @ F.relu(self.inner(self.knots)).mT
         rows, columns = (weights.to(values.dtype) for weights in offsets)
         return values.unflatten(1, (KNOTS, KNOTS)), rows, columns
+
+
+class TableBias(nn.Module):
+    """A learned number for every centre and place (the published code's form, beside eq. 6).
+
+    Patch level: (h, k², R, R) over the tokens of the map, window level: over its windows; both are resized to the map
+    at hand with corners aligned. Zero at the start, as published.
+    """
+
+    def __init__(self, heads: int, centres: int, side: int, level: str) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.zeros(heads, centres**2, side, side))
+        self.level = level
+
+    def forward(self, layout: Layout) -> Tensor:
+        """(G, h, N, M) at the patch level, (h, G, K) at the window level."""
+        size = layout.size if self.level == "patch" else layout.grid
+        maps = F.interpolate(self.places, size=size, mode="bilinear", align_corners=True)  # (h, M, ...)
+        if self.level == "window":
+            return maps.flatten(2).mT
+        parts = layout.partition(maps.permute(2, 3, 0, 1).flatten(2).unsqueeze(0))[0]  # (G, N, h·M)
+        return parts.unflatten(2, maps.shape[:2]).transpose(1, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,10 +18,25 @@ KNOTS = 17  # along each axis of offsets, from −1 to 1: one for each token of 
 
 @dataclass(frozen=True)
 class Windows:
-    """How an axis is cut into equal windows: `side` tokens each, or `count` of them. The last may be padded."""
+    """How an axis is cut into equal windows: `side` tokens each, or `count` of them. The last may be padded.
+
+    `shifted` windows begin half a side before the map, so that they reach over the borders of those that are not; a map
+    that is one window has none.
+    """
 
     side: int | None = None
     count: int | None = None
+    shifted: bool = False
+
+    @classmethod
+    def of(cls, words: str | int | Windows) -> Windows:
+        """From what a setting says: "8" is a side of eight tokens, "/2" two windows along each axis."""
+        if isinstance(words, Windows):
+            return words
+        text = str(words)
+        if not re.fullmatch(r"/?[1-9]\d{0,3}", text):
+            raise UsageError(f"windows must be a side in tokens (8) or a number along each axis (/2), got {words!r}")
+        return cls(count=int(text[1:])) if text.startswith("/") else cls(side=int(text))
 
     def check(self) -> None:
         if (self.side is None) == (self.count is None):
@@ -33,10 +49,15 @@ class Windows:
     def cut(self, length: int) -> tuple[int, int]:
         """Number and side of the windows of an axis of `length` tokens; each has at least one."""
         if self.side is not None:
-            return (length + self.side - 1) // self.side, self.side
+            return (length + self.before(self.side) + self.side - 1) // self.side, self.side
         assert self.count is not None
         count = self.count if length >= self.count else 1
-        return count, (length + count - 1) // count
+        side = (length + count - 1) // count
+        return (length + self.before(side) + side - 1) // side if self.shifted else count, side
+
+    def before(self, side: int) -> int:
+        """Places of the first window that lie before the map."""
+        return side // 2 if self.shifted and self.count != 1 else 0
 
 
 class Offsets(NamedTuple):
@@ -186,18 +207,20 @@ class _Axis:
     def __init__(self, length: int, windows: Windows, centres: int, global_centres: int, device: torch.device) -> None:
         self.count, self.side = windows.cut(length)
         # A size that is not known yet (torch.export) may need padding, so it gets the general form.
-        self.padded = windows.count != 1 and (isinstance(length, torch.SymInt) or self.count * self.side != length)
-        place = torch.arange(self.count * self.side, device=device).unflatten(0, (self.count, self.side))
-        self.valid = (place < length).float()
-        self.places = place.clamp(max=length - 1)
-        token = torch.arange(length, device=device)
+        before = windows.before(self.side)
+        exact = not before and self.count * self.side == length
+        self.padded = windows.count != 1 and (isinstance(length, torch.SymInt) or not exact)
+        place = torch.arange(self.count * self.side, device=device).unflatten(0, (self.count, self.side)) - before
+        self.valid = ((place >= 0) & (place < length)).float()
+        self.places = place.clamp(0, length - 1)
+        token = torch.arange(length, device=device) + before
         self.split = token // self.side, token % self.side  # window and place in it
         self.members, position = _regions(self.side, centres, device)
         token = torch.arange(self.side, device=device) + 0.5
         self.offsets = token.unsqueeze(1) - position  # (side, centres)
         members, position = _regions(length, global_centres, device)
         self.global_pool = members / members.sum(dim=1, keepdim=True)
-        middle = (torch.arange(self.count, device=device) + 0.5) * self.side
+        middle = (torch.arange(self.count, device=device) + 0.5) * self.side - before
         self.global_offsets = middle.unsqueeze(1) - position  # (count, global_centres)
 
 

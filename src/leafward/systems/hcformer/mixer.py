@@ -7,6 +7,7 @@ centres; h heads of d channels. Equation numbers are those of docs/hcformer.md.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +20,11 @@ from leafward.geometry.scalars import wide
 from leafward.nn import kernels as nn_kernels
 from leafward.nn.space import GEOMETRIES, positive, working_dtype
 from leafward.systems.hcformer import kernels
-from leafward.systems.hcformer.bias import OffsetBias
-from leafward.systems.hcformer.layout import Layout, Offsets, Windows, kept_layout, passing
+from leafward.systems.hcformer.bias import OffsetBias, TableBias
+from leafward.systems.hcformer.layout import Layout, Windows, kept_layout, passing
 
+BIASES = ("function", "table", "none")
+ASSIGNMENTS = ("soft", "hard")
 WEIGHT_STD = 0.02  # of every linear map at the start, as in the published code
 _FIRST_RADIUS = 2.0  # where hyperbolic distances differ clearly from flat ones: cosh 2 = 3.8
 _FIRST_SHARPNESS = {"euclidean": 10.0, "lorentz": 2.0}
@@ -90,38 +93,62 @@ class Clustering(nn.Module):
     """
 
     similarity: CosineSimilarity | LorentzSimilarity
-    bias: OffsetBias
+    bias: OffsetBias | TableBias | None
 
-    def __init__(self, dim: int, heads: int, head_dim: int, similarity: CosineSimilarity | LorentzSimilarity) -> None:
+    def __init__(
+        self,
+        embed: nn.Linear | None,
+        head_dim: int,
+        similarity: CosineSimilarity | LorentzSimilarity,
+        bias: OffsetBias | TableBias | None,
+        hard: bool = False,
+        level: str = "patch",
+    ) -> None:
         super().__init__()
-        self.heads, self.head_dim = heads, head_dim
-        # Similarity features and values in one product; the norm before it brings the bias.
-        self.embed = nn.Linear(dim, 2 * heads * head_dim, bias=False)
+        self.head_dim, self.hard, self.level = head_dim, hard, level
+        if embed is not None:  # else the level takes what the other one has embedded
+            self.embed = embed
         self.similarity = similarity
-        self.bias = OffsetBias(heads)
+        self.bias = bias
 
     def forward(
-        self, tokens: Tensor, centres: Tensor, offsets: Offsets, valid: Tensor | None, present: Tensor | None
+        self, both: Tensor, count: int, bias: Tensor | None, valid: Tensor | None, present: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """(B, G, N, C) and (B, G, M, C) -> (B, G, N, h, d), and the assignments (B, G, h, N, M).
+        """`count` tokens N and then M centres, embedded: (B, G, N + M, 2hd) -> (B, G, N, h, d), and the assignments
+        (B, G, h, N, M). `bias` has the last of these axes.
 
-        Pooling and embedding commute, so centres are pooled tokens, embedded here with the others.
+        Pooling and embedding commute, so centres are pooled tokens, embedded with the others.
         """
-        count = tokens.shape[2]
-        both = self.embed(torch.cat([tokens, centres], dim=2)).unflatten(-1, (2, self.heads, self.head_dim))
-        features, values = both.permute(3, 0, 1, 4, 2, 5).unbind(0)  # (B, G, h, N + M, d)
-        assigned = self._assign(features[..., :count, :], features[..., count:, :], offsets, valid, present)
+        parts = both.unflatten(-1, (2, -1, self.head_dim))
+        features, values = parts.permute(3, 0, 1, 4, 2, 5).unbind(0)  # (B, G, h, N + M, d)
+        assigned = self._assign(features[..., :count, :], features[..., count:, :], bias, valid, present)
         mixed = exchange(assigned, values[..., :count, :], values[..., count:, :])
         return mixed.transpose(2, 3), assigned
 
+    def placed(self, layout: Layout) -> Tensor | None:
+        """The position bias of this level on a map."""
+        if self.bias is None or isinstance(self.bias, TableBias):
+            return None if self.bias is None else self.bias(layout)
+        return self.bias(layout.offsets if self.level == "patch" else layout.global_offsets)
+
     def _assign(
-        self, tokens: Tensor, centres: Tensor, offsets: Offsets, valid: Tensor | None, present: Tensor | None
+        self, tokens: Tensor, centres: Tensor, bias: Tensor | None, valid: Tensor | None, present: Tensor | None
     ) -> Tensor:
-        logits = self.similarity(tokens, centres) + self.bias(offsets)
+        logits = self.similarity(tokens, centres)
+        if bias is not None:
+            logits = logits + bias
         if valid is None or present is None:
-            return logits.softmax(dim=-1).to(tokens.dtype)
+            return self._shares(logits).to(tokens.dtype)
         logits = logits.masked_fill(~present[:, None, None, :], -math.inf)
-        return (logits.softmax(dim=-1) * valid[:, None, :, None]).to(tokens.dtype)
+        return (self._shares(logits) * valid[:, None, :, None]).to(tokens.dtype)
+
+    def _shares(self, logits: Tensor) -> Tensor:
+        """Softmax over the centres; hard: all to the largest, with the gradient of the softmax (straight through)."""
+        shares = logits.softmax(dim=-1)
+        if not self.hard:
+            return shares
+        chosen = torch.zeros_like(shares).scatter(-1, shares.argmax(dim=-1, keepdim=True), 1.0)
+        return chosen + (shares - shares.detach())
 
 
 def exchange(assigned: Tensor, values: Tensor, centres: Tensor) -> Tensor:
@@ -130,13 +157,20 @@ def exchange(assigned: Tensor, values: Tensor, centres: Tensor) -> Tensor:
     return assigned @ ((centres + assigned.mT @ values) / total).to(values.dtype)
 
 
+def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise UsageError(f"{name} is {value!r}; {nearest(value, allowed)}")
+
+
 class ClusterMixer(nn.Module):
     """FC(Norm([g_W, g_P])) (eq. 9): the window level g_W beside the patch level g_P; (B, H, W, C) -> (B, H, W, C).
 
     `windows` says how the map is cut, `centres` and `global_centres` are the centres along each axis of a window and of
     the map; `global_centres=0` leaves the window level out. `geometry` is that of the window level,
     `patch_geometry` that of the patch level: "lorentz" compares by distance, "euclidean" by cosine. `curvature` is
-    c > 0 (sectional curvature −c), learned within a factor of ten if `learn_curvature`.
+    c > 0 (sectional curvature −c), learned within a factor of ten if `learn_curvature`; `patch_curvature` is that of
+    the patch level where it differs. `bias` is "function" (eq. 6), "table" (of the places of a map of `table_side`²
+    tokens) or "none", `assignment` "soft" (eq. 5) or "hard". `shared` gives both levels the same features and values.
     """
 
     def __init__(
@@ -151,27 +185,46 @@ class ClusterMixer(nn.Module):
         patch_geometry: str = "euclidean",
         curvature: float = 1.0,
         learn_curvature: bool = False,
+        *,
+        patch_curvature: float | None = None,
+        bias: str = "function",
+        assignment: str = "soft",
+        shared: bool = False,
+        table_side: int = 56,
     ) -> None:
         super().__init__()
-        positive(dim=dim, heads=heads, head_dim=head_dim, centres=centres)
+        positive(dim=dim, heads=heads, head_dim=head_dim, centres=centres, table_side=table_side)
         windows.check()
         if global_centres == 1 or global_centres < 0:
             why = "one centre tells nothing apart"
             raise UsageError(f"global_centres must be 0 (no window level) or at least 2 ({why}), got {global_centres}")
-        if not 0.0 < curvature < math.inf:
-            raise UsageError(f"curvature must be a positive finite number, got {curvature!r}")
+        for name, value in (("curvature", curvature), ("patch_curvature", patch_curvature)):
+            if value is not None and not 0.0 < value < math.inf:
+                raise UsageError(f"{name} must be a positive finite number, got {value!r}")
+        _check_choice("bias", bias, BIASES)
+        _check_choice("assignment", assignment, ASSIGNMENTS)
+        _check_choice("patch_geometry", patch_geometry, GEOMETRIES)
+        _check_choice("geometry", geometry, GEOMETRIES)
 
-        def level(name: str, kind: str) -> Clustering:
-            if kind not in GEOMETRIES:
-                raise UsageError(f"{name} is {kind!r}; {nearest(kind, GEOMETRIES)}")
-            if kind == "euclidean":
-                return Clustering(dim, heads, head_dim, CosineSimilarity(heads))
-            similarity = LorentzSimilarity(dim, heads, head_dim, curvature, learn_curvature)
-            return Clustering(dim, heads, head_dim, similarity)
+        def level(name: str, kind: str, c: float, count: int, side: int) -> Clustering:
+            # Features and values in one product; the norm before it brings the bias.
+            own = None if shared and name == "window" else nn.Linear(dim, 2 * heads * head_dim, bias=False)
+            flat = kind == "euclidean"
+            similarity = (
+                CosineSimilarity(heads) if flat else LorentzSimilarity(dim, heads, head_dim, c, learn_curvature)
+            )
+            # Drawn in this order: embedding, similarity, bias.
+            made = {
+                "function": lambda: OffsetBias(heads),
+                "table": lambda: TableBias(heads, count, side, name),
+                "none": lambda: None,
+            }[bias]()
+            return Clustering(own, head_dim, similarity, made, assignment == "hard", name)
 
         self.windows, self.centres, self.global_centres = windows, centres, global_centres
-        self.patch_level = level("patch_geometry", patch_geometry)
-        self.window_level = level("geometry", geometry) if global_centres else None
+        grid_side = windows.cut(table_side)[0]
+        self.patch_level = level("patch", patch_geometry, patch_curvature or curvature, centres, table_side)
+        self.window_level = level("window", geometry, curvature, global_centres, grid_side) if global_centres else None
         width = heads * head_dim * (2 if global_centres else 1)
         self.norm = nn.LayerNorm(width)
         self.proj = nn.Linear(width, dim)
@@ -188,19 +241,29 @@ class ClusterMixer(nn.Module):
         """The output, and the assignments that it was made with: "patch" (B, G, h, N, M), "window" (B, h, G, K)."""
         tokens = layout.partition(x)
         centres = layout.pool.to(x.dtype) @ tokens
-        mixed, patch = self.patch_level(tokens, centres, layout.offsets, layout.valid, layout.present)
+        both = self.patch_level.embed(torch.cat([tokens, centres], dim=2))
+        bias = self.patch_level.placed(layout)
+        mixed, patch = self.patch_level(both, tokens.shape[2], bias, layout.valid, layout.present)
         assigned = {"patch": patch}
         if self.window_level is not None:
             windows = (layout.mean.to(x.dtype) @ tokens).transpose(1, 2)  # (B, 1, G, C)
-            centres = layout.global_pool(x).unsqueeze(1)
-            coarse, window = self.window_level(windows, centres, layout.global_offsets, None, None)
+            both = self._embed_windows(torch.cat([windows, layout.global_pool(x).unsqueeze(1)], dim=2))
+            bias = self.window_level.placed(layout)
+            coarse, window = self.window_level(both, windows.shape[2], bias, None, None)
             mixed = torch.cat([coarse.transpose(1, 2).expand_as(mixed), mixed], dim=3)
             assigned["window"] = window.squeeze(1)
         return layout.merge(self.proj(self.norm(mixed.flatten(3)))), assigned
 
+    def _embed_windows(self, x: Tensor) -> Tensor:
+        """Features and values at the window level, of its own or shared with the patch level."""
+        level: Clustering = self.window_level if hasattr(self.window_level, "embed") else self.patch_level  # pyright: ignore[reportAssignmentType]
+        return level.embed(x)
+
     def _kernels_serve(self, x: Tensor, layout: Layout) -> bool:
         """Whether `_mix_by_kernels` can stand for `mix`."""
         curved = isinstance(self.patch_level.similarity, LorentzSimilarity)
+        if self.patch_level.hard or not isinstance(self.patch_level.bias, OffsetBias):  # of both levels
+            return False
         if curved or layout.places is not None or not nn_kernels.serve(x):
             return False
         return self._fits(math.prod(layout.side), self.centres, x, torch.is_grad_enabled())
@@ -222,10 +285,10 @@ class ClusterMixer(nn.Module):
         pooled = kernels.cluster_pool(x, layout.side, self.global_centres) if few else layout.pooled(x)
         if self._fits(count, self.global_centres, x):
             table = window.bias.table(layout.global_offsets)
-            coarse = kernels.cluster_windows(window.embed(pooled), *window.similarity.scales(), table)
+            coarse = kernels.cluster_windows(self._embed_windows(pooled), *window.similarity.scales(), table)
         else:  # of a large map, where the windows are many and still few beside its tokens
-            windows, centres = pooled.unsqueeze(1).tensor_split([count], dim=2)
-            coarse = window(windows, centres, layout.global_offsets, None, None)[0].squeeze(1).flatten(2)
+            both = self._embed_windows(pooled.unsqueeze(1))
+            coarse = window(both, count, window.placed(layout), None, None)[0].squeeze(1).flatten(2)
         return self._project(fine, sums, coarse, layout)
 
     def _project(self, fine: Tensor, sums: Tensor, coarse: Tensor | None, layout: Layout) -> Tensor:
