@@ -158,7 +158,8 @@ def _pair(layer: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 class Stage(nn.Module):
-    """A convolution of `stride` (none in the first), then blocks of one layout, or two in turns: (B, C, H, W) -> (B, C', H', W')."""
+    """A convolution of `stride` (none in the first), then blocks of one layout, or of two in turns:
+    (B, C, H, W) -> (B, C', H', W')."""
 
     def __init__(self, dim_in: int | None, dim: int, stride: int, blocks: Sequence[Block]) -> None:
         super().__init__()
