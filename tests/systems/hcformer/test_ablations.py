@@ -1,5 +1,6 @@
 """The paper's ablations from the command line's settings to a result, and the settings of the clusters on the way."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -71,14 +72,14 @@ def test_bad_clusters_are_named(changes, words):
 
 
 def test_the_published_layout_counts_what_the_authors_code_does():
-    """The layers added up by hand; and with the window branch of stage 3, which never learns there and is left out here,
-    the 5.326 million parameters of the authors' Nano, but for our norm before the last projection and our scales."""
+    """The layers added up by hand; and with the window branch of stage 3, which never learns there and is left out
+    here, the 5.326 million parameters of the authors' Nano, but for our norm before the last projection and our scales."""
     import timm
 
     model = timm.create_model("hcformer_nano", published=True, bias="table")
     dims, heads, depths, ratios = (32, 64, 196, 224), (4, 4, 8, 8), (2, 2, 6, 2), (8, 8, 4, 4)
     tables = 0
-    total = (3 * 16 * 32 + 32) + sum(9 * a * b + b for a, b in zip(dims, dims[1:], strict=False)) + 2 * 224 + 225 * 1000
+    total = (3 * 16 * 32 + 32) + sum(9 * a * b + b for a, b in itertools.pairwise(dims)) + 2 * 224 + 225 * 1000
     for dim, h, depth, ratio, side, m, window in zip(
         dims, heads, depths, ratios, (56, 28, 14, 7), (16, 4, 49, 16), (True, True, False, False), strict=True
     ):

@@ -21,8 +21,8 @@ LEGEND = (
     "The last row and the table say how sure that is. A token is shared out over all centres of its window, by "
     "each head for itself; what is drawn is the largest share of the heads' mean. Bright: that share is near 1. Top "
     "weight is its mean over the image, beside what equal shares would be; heads that agree is how often a head's own "
-    "first centre is the drawn one. Where both are low, the borders drawn above are one of many that the model could be said "
-    "to have."
+    "first centre is the drawn one. Where both are low, the borders drawn above are one of many that the "
+    "model could be said to have."
 )
 
 CONFIDENCE = ("stage", "level", "top_weight", "equal_shares", "heads_agree")
