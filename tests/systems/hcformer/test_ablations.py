@@ -73,7 +73,7 @@ def test_bad_clusters_are_named(changes, words):
 
 def test_the_published_layout_counts_what_the_authors_code_does():
     """The layers added up by hand; and with the window branch of stage 3, which never learns there and is left out
-    here, the 5.326 million parameters of the authors' Nano, but for our norm before the last projection and our scales."""
+    here, the 5.326 million parameters of the authors' Nano, but for our norm and our scales."""
     import timm
 
     model = timm.create_model("hcformer_nano", published=True, bias="table")

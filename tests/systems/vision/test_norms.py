@@ -1,8 +1,15 @@
-"""Batch norm over ranks: what PyTorch's own gives on one rank with all images, forward, backward and kept statistics."""
+"""Batch norm over ranks: what PyTorch's own gives on one rank with all images, backward and kept statistics too."""
+
+import sys
+from pathlib import Path
 
 import torch
-from norm_ranks import pass_through
+
 from ranks import together
+
+sys.path.insert(0, str(Path(__file__).parent))  # child processes import it by name
+
+from norm_ranks import pass_through
 
 
 def test_two_ranks_norm_as_one_does(tmp_path):

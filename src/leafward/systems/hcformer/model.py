@@ -231,35 +231,21 @@ class HCFormer(nn.Module):
     ) -> None:
         super().__init__()
         shape = _shape(windows, centres, global_centres, shared, PUBLISHED_SHAPE if published else SHAPE)
-        if output_stride not in (8, 16, 32):
-            raise UsageError(f"output_stride must be 8, 16 or 32, got {output_stride!r}")
-        for name, values in (("depths", depths), ("dims", dims), ("heads", heads)):
-            if len(values) != STAGES or min(values) < 1:
-                raise UsageError(f"{name} must be four positive whole numbers, got {values!r}")
+        _check_sizes(output_stride, depths=depths, dims=dims, heads=heads)
         self.num_classes, self.in_chans = num_classes, in_chans
         self.num_features = self.head_hidden_size = dims[-1]
         self.stem = nn.Conv2d(in_chans, dims[0], 4, stride=4)
         rates = torch.linspace(0.0, drop_path_rate, sum(depths), device="cpu").split(list(depths))
 
+        same: dict[str, Any] = {"head_dim": head_dim, "geometry": geometry, "patch_geometry": patch_geometry}
+        same |= {"curvature": curvature, "learn_curvature": learn_curvature, "patch_curvature": patch_curvature}
+        same |= {"bias": bias, "assignment": assignment, "shared": shape.shared}
+
         def block(stage: int, number: int, drop_path: float) -> Block:
-            cut = replace(Windows.of(shape.windows[stage]), shifted=shifted and bool(number % 2))
-            mixer = ClusterMixer(
-                dims[stage],
-                heads[stage],
-                head_dim,
-                cut,
-                shape.centres[stage],
-                shape.global_centres[stage] if hierarchy else 0,
-                geometry,
-                patch_geometry,
-                curvature,
-                learn_curvature,
-                patch_curvature=patch_curvature,
-                bias=bias,
-                assignment=assignment,
-                shared=shape.shared,
-                table_side=TABLE_SIDES[stage],
-            )
+            own: dict[str, Any] = {"centres": shape.centres[stage], "table_side": TABLE_SIDES[stage]}
+            own["windows"] = replace(Windows.of(shape.windows[stage]), shifted=shifted and bool(number % 2))
+            own["global_centres"] = shape.global_centres[stage] if hierarchy else 0
+            mixer = ClusterMixer(dims[stage], heads[stage], **own, **same)
             return Block(mixer, dims[stage], MLP_RATIOS[stage], drop_path, init_values)
 
         reductions = [min(4 * 2**i, output_stride) for i in range(STAGES)]
@@ -383,6 +369,14 @@ class HCFormer(nn.Module):
 
     def _norm(self, x: Tensor) -> Tensor:
         return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def _check_sizes(output_stride: int, **stages: Sequence[int]) -> None:
+    if output_stride not in (8, 16, 32):
+        raise UsageError(f"output_stride must be 8, 16 or 32, got {output_stride!r}")
+    for name, values in stages.items():
+        if len(values) != STAGES or min(values) < 1:
+            raise UsageError(f"{name} must be four positive whole numbers, got {values!r}")
 
 
 def _shape(
