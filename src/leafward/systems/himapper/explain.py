@@ -80,9 +80,8 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         show("points", drawing.disk(found), "the nodes in their space")
         skip = -(-len(photo) // TILE)  # there is one for each node
         page.table(["from a node to", "mean distance"], list(distances[str(path)].items()))
-        show(
-            "nodes", drawing.spotlights(photo[::skip, ::skip], found), "where each node looks"
-        )  # after a table it has a row to itself
+        # After a table it has a row to itself.
+        show("nodes", drawing.spotlights(photo[::skip, ::skip], found), "where each node looks")
     page.write(args.out / "index.html")
     console.print(f"page: {args.out / 'index.html'}")
     return {"page": str(args.out / "index.html"), "pictures": files, "distances": distances}
