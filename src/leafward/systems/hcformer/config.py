@@ -80,7 +80,7 @@ def imagenet() -> Config:
         drop_path=0.1,
         augment=vision.STRONG,
         loop=LoopConfig(
-            epochs=310,
+            epochs=310.0,
             batch_size=1024,
             micro_batch=256,
             precision="bfloat16",
@@ -125,7 +125,7 @@ def coco() -> Config:
         model="hcformer_tiny",
         drop_path=0.1,
         loop=LoopConfig(
-            epochs=12,
+            epochs=12.0,
             batch_size=16,
             precision="bfloat16",
             eval_every=7330,

@@ -132,7 +132,7 @@ def _paper(model: str, size: int = 224) -> Callable[[], Config]:
             data=Data(size=size, check=False),
             augment=vision.STRONG,
             loop=LoopConfig(
-                epochs=50,
+                epochs=50.0,
                 batch_size=1024,
                 micro_batch=256,
                 precision="bfloat16",
