@@ -117,6 +117,12 @@ def test_batches_that_do_not_split_are_refused(world: int, micro: int | None, wo
         DataOrder(10, 8, 0).micro_batch(micro, world)
 
 
+def test_more_ranks_have_smaller_micro_batches() -> None:
+    """Presets of the papers accumulate on few ranks, and were refused on many: 1024 images on 8 ranks, 256 at once."""
+    order = DataOrder(5000, 1024, 0)
+    assert [order.micro_batch(256, world) for world in (1, 4, 8, 16, 64)] == [256, 256, 128, 64, 16]
+
+
 def test_an_empty_data_set_is_refused() -> None:
     with pytest.raises(UsageError, match="at least one sample"):
         DataOrder(0, 8, 0)

@@ -60,7 +60,7 @@ def test_only_matrices_that_nobody_spared_are_decayed() -> None:
 
 
 @given(
-    kind=st.sampled_from(["cosine", "linear", "constant"]),
+    kind=st.sampled_from(["cosine", "linear", "poly", "constant"]),
     warmup=st.integers(0, 30),
     length=st.integers(1, 200),
     ratio=st.floats(0.0, 1.0),
@@ -77,11 +77,21 @@ def test_schedule_follows_its_closed_form(kind, warmup: int, length: int, ratio:
     expected = {
         "cosine": ratio + (1 - ratio) * math.cos(math.pi * u / 2) ** 2,
         "linear": (1 - u) + u * ratio,
+        "poly": ratio + (1 - ratio) * (1 - u) ** 0.9,
         "constant": 1.0,
     }[kind]
     assert factor(step) == pytest.approx(expected, abs=1e-12)
     assert factor(warmup) == pytest.approx(1.0)
     assert factor(total) == pytest.approx(1.0 if kind == "constant" else ratio, abs=1e-12)
+
+
+def test_the_step_schedule_falls_after_epochs_8_and_11_of_12() -> None:
+    per_epoch = 7
+    factor = schedule(OptimConfig(schedule="step", warmup_steps=3, final_ratio=0.0), 12 * per_epoch)
+    epochs = [{round(factor(step), 9) for step in range(e * per_epoch, (e + 1) * per_epoch)} for e in range(1, 12)]
+    assert epochs == [{1.0}] * 7 + [{0.1}] * 3 + [{0.01}]
+    bounded = schedule(OptimConfig(schedule="step", final_ratio=0.05), 12)
+    assert [bounded(step) for step in (0, 8, 11, 12)] == [1.0, 0.1, 0.05, 0.05]
 
 
 def test_adamw_follows_the_formula_and_a_skipped_step_leaves_no_trace() -> None:

@@ -41,8 +41,9 @@ class OptimConfig(Settings, frozen=True):
     """Decoupled weight decay; never applied to norms, biases, scalars and curvature."""
     clip_norm: Positive | None = 1.0
     """Largest global gradient norm; None leaves gradients as they are."""
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """Shape of the decay after the warm-up."""
+    schedule: Literal["cosine", "linear", "poly", "step", "constant"] = "cosine"
+    """Shape of the decay after the warm-up; poly falls as the power .9 of what is left, step to a tenth after 8/12 and
+    again after 11/12 of all steps."""
     warmup_steps: Natural | None = None
     """Steps of linear warm-up; None: as warmup_ratio says, or none."""
     warmup_ratio: Share | None = None
@@ -80,7 +81,7 @@ class LoopConfig(Settings, frozen=True):
     batch_size: Samples = 32
     """Samples per update, over all ranks and micro-batches together."""
     micro_batch: Samples | None = None
-    """Samples per forward pass on one rank; None means no gradient accumulation."""
+    """Samples per forward pass on one rank, at most; None means no gradient accumulation."""
     seed: Natural = 0
     """Initialisation, data order and sampling follow from it."""
     precision: Literal["float32", "bfloat16", "float64"] = "float32"

@@ -78,11 +78,11 @@ class DataOrder:
             yield [batch[place] for place in places]
 
     def micro_batch(self, micro_batch: int | None, world: int) -> int:
-        """Samples per forward pass on one rank; the batch must split evenly."""
+        """Samples per forward pass on one rank, at most its part of the batch; the batch must split evenly."""
         if self.batch_size % world:
             raise UsageError(f"batch_size must be a multiple of the {world} ranks, not {self.batch_size}")
         part = self.batch_size // world
-        if micro_batch is None:
+        if micro_batch is None or micro_batch >= part:  # with more ranks each has less to do at once
             return part
         if part % micro_batch:
             raise UsageError(

@@ -47,14 +47,19 @@ class PlainAccount:
         places, means = [], []
         for r, p in rows:
             for c, q in columns:
-                inside = [(i, j) for i in range(r, min(r + p, height)) for j in range(c, min(c + q, width))]
+                rs, cs = range(max(r, 0), min(r + p, height)), range(max(c, 0), min(c + q, width))
+                inside = [(i, j) for i in rs for j in cs]
                 tokens = np.array([x[i, j] for i, j in inside])
                 regions = self.regions(inside, (r, c), (p, q), self.module.centres)
                 members = [region for region, _ in regions if region]
                 centres = np.array([np.mean([x[i, j] for i, j in region], axis=0) for region in members])
                 middles = [middle for region, middle in regions if region]
                 offsets = np.array([[((i + 0.5 - m) / p, (j + 0.5 - n) / q) for m, n in middles] for i, j in inside])
-                for place, out in zip(inside, self.cluster("patch_level", tokens, centres, offsets), strict=True):
+                kept = [m for m, (region, _) in enumerate(regions) if region]
+                table = self.table("patch_level", inside, (height, width))[:, :, kept]
+                for place, out in zip(
+                    inside, self.cluster("patch_level", tokens, centres, offsets, table), strict=True
+                ):
                     fine[place] = out
                 places.append(((r + p / 2, c + q / 2), inside))
                 means.append(tokens.mean(axis=0))
@@ -65,8 +70,10 @@ class PlainAccount:
             regions = self.regions(everything, (0, 0), (height, width), self.module.global_centres)
             centres = np.array([np.mean([x[place] for place in region], axis=0) for region, _ in regions])
             offsets = np.array([[((r - m) / height, (c - n) / width) for _, (m, n) in regions] for (r, c), _ in places])
+            grid = [(i, j) for i in range(len(rows)) for j in range(len(columns))]
+            table = self.table("window_level", grid, (len(rows), len(columns)))
             for (_, inside), out in zip(
-                places, self.cluster("window_level", np.array(means), centres, offsets), strict=True
+                places, self.cluster("window_level", np.array(means), centres, offsets, table), strict=True
             ):
                 for place in inside:
                     coarse[place] = out
@@ -77,7 +84,23 @@ class PlainAccount:
 
     def starts(self, length: int) -> list[tuple[int, int]]:
         side = self.module.windows.side or math.ceil(length / self.module.windows.count)
-        return [(start, side) for start in range(0, length, side)]
+        moved = self.module.windows.shifted and self.module.windows.count != 1
+        return [(start, side) for start in range(-(side // 2) if moved else 0, length, side)]
+
+    def table(self, level, places, size):
+        """(heads, places, centres): the entries of a table of places at (i, j) of a map of `size`, corners aligned."""
+        tables = self.p.get(f"{level}.bias.places")
+        if tables is None:
+            return np.zeros((HEADS, len(places), 100))
+        side = np.arange(tables.shape[-1])
+        steps = [(tables.shape[-1] - 1) / max(length - 1, 1) for length in size]
+        where = np.array([[i * steps[0], j * steps[1]] for i, j in places]).clip(0, side[-1])
+        return np.array(
+            [
+                np.stack([RegularGridInterpolator((side, side), each)(where) for each in head], axis=-1)
+                for head in tables
+            ]
+        )
 
     @staticmethod
     def regions(inside, corner, sides, count):
@@ -92,13 +115,17 @@ class PlainAccount:
             for c, d in spans[1]
         ]
 
-    def cluster(self, level, tokens, centres, offsets):
+    def cluster(self, level, tokens, centres, offsets, table):
         p = {name.removeprefix(level + "."): value for name, value in self.p.items() if name.startswith(level)}
-        knots = np.linspace(-1, 1, 17)
-        grid = np.stack(np.meshgrid(knots, knots, indexing="ij"), axis=-1)
-        hidden = np.maximum(grid @ p["bias.inner.weight"].T + p["bias.inner.bias"], 0.0)
-        bias = RegularGridInterpolator((knots, knots), hidden @ p["bias.outer.weight"].T)(offsets.clip(-1, 1))
-        t, c = (z @ p["embed.weight"].T for z in (tokens, centres))
+        self.c = getattr(getattr(self.module, level).similarity, "fixed_curvature", None)
+        bias = table.transpose(1, 2, 0)[:, : len(centres)]
+        if "bias.inner.weight" in p:
+            knots = np.linspace(-1, 1, 17)
+            grid = np.stack(np.meshgrid(knots, knots, indexing="ij"), axis=-1)
+            hidden = np.maximum(grid @ p["bias.inner.weight"].T + p["bias.inner.bias"], 0.0)
+            bias = RegularGridInterpolator((knots, knots), hidden @ p["bias.outer.weight"].T)(offsets.clip(-1, 1))
+        embed = p.get("embed.weight", self.p["patch_level.embed.weight"])
+        t, c = (z @ embed.T for z in (tokens, centres))
         outs = []
         for head in range(HEADS):
             part = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
@@ -114,6 +141,8 @@ class PlainAccount:
             logits = np.array(similarity) + bias[:, :, head]
             a = np.exp(logits - logits.max(-1, keepdims=True))
             a /= a.sum(-1, keepdims=True)
+            if self.module.patch_level.hard:
+                a = np.eye(a.shape[1])[a.argmax(-1)]
             gathered = np.array(
                 [(vc[m] + sum(a[n, m] * vt[n] for n in range(len(vt)))) / (1 + a[:, m].sum()) for m in range(len(vc))]
             )
@@ -122,11 +151,11 @@ class PlainAccount:
 
     def point(self, v):
         """exp₀: the full point [t; x] of the hyperboloid −t² + |x|² = −1/c, from all channels of v."""
-        c, r = 0.7, np.linalg.norm(v)
+        c, r = self.c, np.linalg.norm(v)
         return np.concatenate([[np.cosh(c**0.5 * r)], np.sinh(c**0.5 * r) * v / r]) / c**0.5
 
     def distance(self, x, y):
-        return np.arccosh(max(1.0, 0.7 * (x[0] * y[0] - x[1:] @ y[1:]))) / 0.7**0.5
+        return np.arccosh(max(1.0, self.c * (x[0] * y[0] - x[1:] @ y[1:]))) / self.c**0.5
 
 
 @pytest.mark.parametrize(("geometry", "patch_geometry"), COMBINATIONS)
@@ -145,6 +174,55 @@ def test_other_shapes_equal_the_definition(changes):
     np.testing.assert_allclose(
         apply(module, x)[0].detach().numpy(), PlainAccount(module)(x[0].numpy()), rtol=1e-6, atol=1e-7
     )
+
+
+FORMS = {
+    "shifted": {"windows": Windows(side=4, shifted=True)},
+    "shifted halves": {"windows": Windows(count=2, shifted=True)},
+    "one window": {"windows": Windows(count=1, shifted=True), "centres": 5, "global_centres": 0},
+    "table": {"bias": "table", "table_side": 8},
+    "table of another size": {"bias": "table", "table_side": 3, "windows": Windows(side=4, shifted=True)},
+    "no bias": {"bias": "none"},
+    "hard": {"assignment": "hard"},
+    "shared": {"shared": True, "centres": 3},
+    "curvatures": {"patch_geometry": "lorentz", "curvature": 2.0, "patch_curvature": 0.3},
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_equals_its_definition(name):
+    module = mixer(**FORMS[name])
+    with torch.no_grad():
+        for level in (module.patch_level, module.window_level):
+            if FORMS[name].get("bias") == "table" and level is not None:
+                level.bias.places.normal_()
+    x = torch.randn(1, 7, 9, DIM, dtype=torch.float64)
+    expected = PlainAccount(module)(x[0].numpy())
+    np.testing.assert_allclose(apply(module, x)[0].detach().numpy(), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_hard_assignments_are_whole_and_learn():
+    module = mixer(assignment="hard")
+    x = torch.randn(1, 8, 8, DIM, dtype=torch.float64)
+    out, assigned = module.mix(x, module.layout(8, 8, x.device))
+    for weights in assigned.values():
+        torch.testing.assert_close(weights.sort(dim=-1).values[..., -1], torch.ones(weights.shape[:-1]).double())
+        torch.testing.assert_close(weights.sum(dim=-1), torch.ones(weights.shape[:-1]).double())
+    out.square().sum().backward()
+    assert module.patch_level.similarity.log_alpha.grad.abs().min() > 0
+
+
+def test_shifted_windows_join_what_others_part():
+    """A change in one window reaches its neighbour in a shifted layout, and not in one that is not."""
+    moved, still = (
+        mixer(windows=Windows(side=4, shifted=shifted), global_centres=0, bias="none") for shifted in (True, False)
+    )
+    x = torch.randn(1, 8, 8, DIM, dtype=torch.float64)
+    changed = x.clone()
+    changed[:, :, 3] += 1.0  # the last column of the left windows
+    reached = [(apply(m, changed) - apply(m, x)).abs().amax(dim=(0, 1, 3)) > 1e-9 for m in (moved, still)]
+    assert reached[0].tolist() == [False] * 2 + [True] * 4 + [False] * 2
+    assert reached[1].tolist() == [True] * 4 + [False] * 4
 
 
 def test_assignments_give_the_output_exactly():
@@ -293,6 +371,9 @@ def test_twins_differ_in_the_similarity_alone():
         ({"windows": Windows()}, "a side or a count"),
         ({"windows": Windows(count=3)}, "must be 1 or 2, got 3"),
         ({"centres": 0}, "centres must be a positive whole number"),
+        ({"bias": "tabel"}, "bias is 'tabel'; did you mean 'table'"),
+        ({"assignment": "firm"}, "assignment is 'firm'"),
+        ({"patch_curvature": 0.0}, "patch_curvature must be a positive"),
     ],
 )
 def test_bad_settings_are_named(changes, words):

@@ -425,3 +425,52 @@ def test_weights_that_cannot_be_fetched_say_what_to_do(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(LeafwardError, match=r"test_resnet could not be made.*--weights FILE.*--no-pretrained"):
         train.run(config(data, pretrained=True), tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", himapper.ABLATIONS)
+def test_every_ablation_runs_to_its_result(data: Path, tmp_path: Path, name: str) -> None:
+    settings = config(data, leaves=32, levels=4, ablate=name, check=False, loop=replace(LOOP, steps=1, batch_size=2))
+    result = train.run(settings, tmp_path / "run")
+    assert [row["cell"] for row in result["cells"]] == list(himapper.ABLATIONS[name])
+    for variant in himapper.ABLATIONS[name]:
+        assert mapper_of(open_model(tmp_path / "run" / "cells" / variant)[0]) is not None
+
+
+def test_the_tree_is_drawn_over_the_photo_as_it_is(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """It was drawn over what the model sees: 32 pixels, made large."""
+    pixels = np.indices((700, 900)).sum(axis=0) % 2 * 255
+    Image.fromarray(np.repeat(pixels[..., None], 3, axis=2).astype(np.uint8)).save(tmp_path / "checks.png")
+    chosen = explain.parse([str(finished[0]), str(tmp_path / "checks.png"), "--out", str(tmp_path / "seen")])
+    found = explain.run(chosen, Console(file=io.StringIO()))
+    drawn = np.asarray(Image.open(found["pictures"][0]).convert("L")).astype(float)
+    assert min(drawn.shape) >= 700
+    middle = drawn[100:-100, 100:-100]
+    assert np.abs(np.diff(middle, axis=1)).mean() > 10  # single pixels, which 32 of them could not show
+
+
+def test_a_vit_under_a_detector_has_its_hierarchy_below_the_neck() -> None:
+    """The tree reads the last block's map as it is; a frozen backbone leaves the neck to learn."""
+    from leafward.systems.vision.pyramids import Neck
+
+    card = card_of(
+        replace(
+            himapper.Config(),
+            task="segment",
+            leaves=4,
+            levels=2,
+            dim=8,
+            freeze_backbone=True,
+            backbone="timm:test_vit",
+            pretrained=False,
+        ),
+        "test_vit",
+        {},
+        ["a", "b"],
+        "semantic-fpn",
+    )
+    model = build(card).train()
+    neck = next(module for module in model.modules() if isinstance(module, Neck))
+    assert neck.body is mapper_of(model)
+    model(torch.randn(2, 3, 64, 64)).square().mean().backward()
+    assert all(parameter.grad is not None for parameter in neck.resize.parameters())
+    assert not any(parameter.requires_grad for parameter in neck.body.backbone.parameters())

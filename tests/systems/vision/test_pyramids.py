@@ -6,7 +6,7 @@ import torch
 
 from leafward.errors import UsageError
 from leafward.systems.himapper import HiMapper
-from leafward.systems.vision.detection import Pyramid
+from leafward.systems.vision.detection import Pyramid, detector
 from leafward.systems.vision.pyramids import any_size, coarsest, pyramid
 from leafward.systems.vision.segmentation import SegmentationModel
 
@@ -52,6 +52,34 @@ def test_dense_heads_take_any_backbone_at_any_size(name):
             levels = detector(x)
             assert len(levels) == 5
             assert all(level.shape[1] == 256 for level in levels.values())
+
+
+@pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "test_vit"])
+def test_a_vit_has_a_pyramid(name):
+    """All maps had stride 16, of the last four blocks, so that a detector read every region from one of them."""
+    made = pyramid(name, {}).eval()
+    assert made.feature_info.reduction() == [4, 8, 16, 32]
+    blocks = made.body.feature_info.out_indices
+    assert (len(blocks), blocks[-1] - blocks[0] > 3) == (4, True)
+    with torch.no_grad():
+        maps = coarsest(made, torch.randn(1, 3, 96, 80))
+    assert [m.shape[2:] for m in maps] == [(24, 20), (12, 10), (6, 5), (3, 3)]
+
+
+def test_small_and_large_things_of_a_vit_are_read_from_different_maps():
+    model = detector("test_vit", 2, size=64).eval()
+    with torch.no_grad():
+        model([torch.rand(3, 64, 64)])
+    pooler = model.roi_heads.box_roi_pool
+    assert pooler.scales == [1 / 4, 1 / 8, 1 / 16, 1 / 32]
+    boxes = [torch.tensor([[0.0, 0.0, side, side] for side in (20.0, 120.0, 240.0, 500.0)])]
+    assert pooler.map_levels(boxes).tolist() == [0, 1, 2, 3]
+
+
+def test_patches_of_14_pixels_pass_as_16():
+    made = pyramid("vit_tiny_patch16_224", {"patch_size": 14, "img_size": 56})
+    with torch.no_grad():
+        assert [m.shape[2] for m in coarsest(made, torch.randn(1, 3, 56, 56))] == [16, 8, 4, 2]
 
 
 def test_swin_sees_where_things_are():

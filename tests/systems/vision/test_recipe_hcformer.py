@@ -245,11 +245,15 @@ def test_a_run_is_explained(finished, pictures, tmp_path):
     out, _ = finished
     images = (pictures / "red" / "0.png", pictures / "blue" / "1.png")
     result = explain_hcformer.run(explain_hcformer.Args(str(out), images, tmp_path / "seen"), quiet())
-    assert len(result["pictures"]) == 4
+    assert len(result["pictures"]) == 6
     page = (tmp_path / "seen" / "index.html").read_text()
     assert "untrained" not in page
     assert result["trained"] is True
-    assert page.count("data:image/png") == 4
+    assert page.count("data:image/png") == 6
+    assert "heads that agree" in page
+    for rows in result["confidence"].values():
+        assert [row["level"] for row in rows] == ["patch", "window"] * 3 + ["patch"]
+        assert all(row["equal_shares"] <= row["top_weight"] <= 1.0 for row in rows)
     for counts in result["regions"].values():
         assert counts == sorted(counts, reverse=True)  # coarser stages have fewer regions
     with pytest.raises(UsageError, match="neither a folder nor a model"):
@@ -301,6 +305,40 @@ def test_drawn_regions_are_the_assignments():
             assert labels[0, 0] == int(a.weights[1, 2, 0].argmax())
             assert labels[-1, -1] == int(a.weights[1, 2, -1].argmax())
         assert labels.shape == (rows, columns)
+
+
+def test_confidence_is_counted_token_by_token():
+    model = open_backbone("hcformer_nano")[0]
+    for a in model.assignments(torch.randn(1, 3, 72, 60)):
+        top, agree = drawing.confidence(a)
+        assert top.shape == agree.shape == a.layout.size
+        for i, j in ((0, 0), (top.shape[0] - 1, top.shape[1] - 1), (top.shape[0] // 2, top.shape[1] // 3)):
+            window = (i // a.layout.side[0]) * a.layout.grid[1] + j // a.layout.side[1]
+            place = (i % a.layout.side[0]) * a.layout.side[1] + j % a.layout.side[1]
+            heads = a.weights[0, window, :, place] if a.level == "patch" else a.weights[0, :, window]
+            drawn = int(heads.mean(dim=0).argmax())
+            assert top[i, j] == pytest.approx(heads[:, drawn].mean().item(), rel=1e-5)
+            assert agree[i, j] == pytest.approx(sum(int(h.argmax()) == drawn for h in heads) / len(heads))
+
+
+def test_each_head_is_drawn_on_request(pictures, tmp_path):
+    args = explain_hcformer.Args("hcformer_nano", (pictures / "red" / "0.png",), tmp_path, size=64, heads=True)
+    names = [Path(each).stem for each in explain_hcformer.run(args, quiet())["pictures"]]
+    assert [name.removeprefix("000-0-") for name in names][-4:] == [f"heads-{stage}" for stage in (1, 2, 3, 4)]
+
+
+def test_regions_of_shifted_windows_lie_where_their_tokens_are():
+    import timm
+
+    model = timm.create_model("hcformer_nano", shifted=True)
+    for a in model.assignments(torch.randn(1, 3, 64, 96)):
+        if a.level == "patch":
+            labels = a.layout.merge(
+                (torch.arange(a.weights.shape[1])[:, None] * a.weights.shape[4] + a.weights[0].mean(1).argmax(-1))[
+                    None, ..., None
+                ]
+            )
+            np.testing.assert_array_equal(drawing.patch_regions(a), labels[0, ..., 0])
 
 
 def test_composed_regions_are_nested():

@@ -279,3 +279,51 @@ def test_scenes_are_normalised_as_asked():
     assert torch.equal(
         normalised(image, Pixels((0.5, 0.5, 0.5), (0.5, 0.25, 1.0)))[:, 0, 0], torch.tensor([1.0, 2.0, 0.5])
     )
+
+
+def test_crops_of_one_class_are_drawn_again(tmp_path):
+    """A scene of which a corner alone has a second class: most crops show one class, or hardly any of the other."""
+    painted = np.zeros((200, 200), dtype=np.uint8)
+    painted[:70, :70] = 1
+    for name in ("a", "b"):
+        save(tmp_path, name, painted, size=(200, 200))
+    scenes = load_scenes(tmp_path, held_out=0.5)
+
+    def fullest(most: float) -> np.ndarray:
+        torch.manual_seed(0)
+        crops = Segmentation(scenes, 64, cat_max_ratio=most).dataset
+        masks = [crops[0][1].numpy() for _ in range(60)]
+        counts = [np.unique(labels[labels != IGNORED], return_counts=True)[1] for labels in masks]
+        return np.array([each.max() / each.sum() for each in counts])
+
+    plain, again = fullest(1.0), fullest(0.75)
+    assert (again <= 0.75).mean() > 2 * (plain <= 0.75).mean()
+    assert (again > 0.75).any()  # it stops after ten draws
+
+
+def test_colours_are_distorted_as_drawn_and_masks_are_not():
+    from torchvision import tv_tensors
+
+    from leafward.systems.vision.segmentation import Photometric
+
+    torch.manual_seed(0)
+    distort = Photometric()
+    grey = tv_tensors.Image(torch.full((3, 4, 4), 100, dtype=torch.uint8))
+    drawn = [distort.make_params([grey]) for _ in range(4000)]
+    for name, low, high in (
+        ("brightness", -32, 32),
+        ("contrast", 0.5, 1.5),
+        ("saturation", 0.5, 1.5),
+        ("hue", -0.1, 0.1),
+    ):
+        values = np.array([each[name] for each in drawn if each[name] is not None])
+        assert len(values) == pytest.approx(2000, abs=130)
+        assert low <= values.min() < low + 0.01 * (high - low)
+        assert high - 0.01 * (high - low) < values.max() <= high
+    nothing = dict.fromkeys(("brightness", "contrast", "saturation", "hue")) | {"late": False}
+    assert torch.equal(distort.transform(grey, nothing), grey)
+    lit = distort.transform(grey, nothing | {"brightness": 20.0, "contrast": 1.5})
+    assert isinstance(lit, tv_tensors.Image)
+    assert set(lit.unique().tolist()) == {180}  # (100 + 20) · 1.5
+    labels = tv_tensors.Mask(torch.arange(16).view(4, 4))
+    assert torch.equal(distort(grey, labels)[1], labels)

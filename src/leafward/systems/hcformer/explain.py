@@ -17,8 +17,15 @@ LEGEND = (
     "Left: the image as the model sees it. Then, for each stage, the regions whose tokens went to the same centre in "
     "the last block (the heads' weights averaged), in their mean colours. A region of a stage is a union of regions of "
     "the stage before: it goes, whole, to the coarser region that most of it lies in.\n\n"
-    "The second row shows the window level: one colour for each global centre, over the windows that went to it."
+    "The next row shows the window level: one colour for each global centre, over the windows that went to it.\n\n"
+    "The last row and the table say how sure that is. A token is shared out over all centres of its window, by "
+    "each head for itself; what is drawn is the largest share of the heads' mean. Bright: that share is near 1. Top "
+    "weight is its mean over the image, beside what equal shares would be; heads that agree is how often a head's own "
+    "first centre is the drawn one. Where both are low, the borders drawn above are one of many that the "
+    "model could be said to have."
 )
+
+CONFIDENCE = ("stage", "level", "top_weight", "equal_shares", "heads_agree")
 
 
 @dataclass
@@ -32,6 +39,8 @@ class Args:
     """Folder for the pictures and index.html."""
     size: int | None = None
     """Pixels of the image's shorter side; None: as the model was trained."""
+    heads: bool = False
+    """Draw every head by itself as well."""
 
 
 def run(args: Args, console: Console) -> dict[str, Any]:
@@ -50,20 +59,28 @@ def run(args: Args, console: Console) -> dict[str, Any]:
     if not trained:
         page.note("This model is untrained: the regions show what its structure alone brings.")
     page.text(LEGEND)
-    files, counts = [], {}
+    files, counts, sure = [], {}, {}
     for index, path in enumerate(args.images):
-        drawn = _draw(model, card, path, args.size)
+        drawn = _draw(model, card, path, args.size, args.heads)
         page.section(path.name)
         for name, (data, caption) in drawn.pictures.items():
             file = args.out / f"{index:03d}-{path.stem}-{name}.png"
             files.append(page.picture(file, data, alt=f"{name} clusters of {path.name}", caption=caption))
         page.table(["stage", "regions at the patch level", "global centres used"], drawn.rows)
+        page.table(["stage", "level", "top weight", "equal shares", "heads that agree"], drawn.confidence)
+        sure[str(path)] = [dict(zip(CONFIDENCE, row, strict=True)) for row in drawn.confidence]
         counts[str(path)] = [row[1] for row in drawn.rows]
     page.write(args.out / "index.html")
     if not trained:
         console.print(f"{args.target} is untrained: its weights are random")
     console.print(f"page: {args.out / 'index.html'}")
-    return {"page": str(args.out / "index.html"), "pictures": files, "regions": counts, "trained": trained}
+    return {
+        "page": str(args.out / "index.html"),
+        "pictures": files,
+        "regions": counts,
+        "confidence": sure,
+        "trained": trained,
+    }
 
 
 @dataclass
@@ -71,9 +88,10 @@ class _Drawn:
     pictures: dict[str, tuple[bytes, str]]
     """Name -> PNG data and caption."""
     rows: list[tuple[str, int, int | None]]
+    confidence: list[tuple[str, str, float, float, float]]
 
 
-def _draw(model: Any, card: Any, path: Path, size: int | None) -> _Drawn:
+def _draw(model: Any, card: Any, path: Path, size: int | None, heads: bool) -> _Drawn:
     from leafward.systems.hcformer import figures as drawing
 
     image, tensor = _prepare(path, size or card.size, card)
@@ -99,7 +117,33 @@ def _draw(model: Any, card: Any, path: Path, size: int | None) -> _Drawn:
         ]
         caption = "window level of stages " + ", ".join(str(stage + 1) for stage in coarse)
         pictures["windows"] = (_png(drawing.sheet(tinted)), caption)
-    return _Drawn(pictures, rows)
+    sure = {key: drawing.confidence(assignment) for key, assignment in last.items()}
+    shaded = [
+        drawing.shade(image, drawing.enlarge(sure[stage, "patch"][0], height, width), labels)
+        for stage, labels in zip(stages, fine, strict=True)
+    ]
+    pictures["confidence"] = (_png(drawing.sheet(shaded)), "top weight of the patch level, before regions are joined")
+    if heads:
+        pictures |= _each_head(image, last, stages)
+    table = [
+        (f"{stage + 1}", level, float(top.mean()), 1 / last[stage, level].weights.shape[-1], float(agree.mean()))
+        for (stage, level), (top, agree) in sorted(sure.items())
+    ]
+    return _Drawn(pictures, rows, table)
+
+
+def _each_head(image: np.ndarray, last: Any, stages: Any) -> dict[str, tuple[bytes, str]]:
+    """The regions of the patch level of every stage by each head alone."""
+    from leafward.systems.hcformer import figures as drawing
+
+    height, width = image.shape[:2]
+    drawn = {}
+    for stage in stages:
+        count = last[stage, "patch"].weights.shape[2]
+        maps = [drawing.patch_regions(last[stage, "patch"], head=head) for head in range(count)]
+        painted = [drawing.paint(image, drawing.enlarge(labels, height, width)) for labels in maps]
+        drawn[f"heads-{stage + 1}"] = (_png(drawing.sheet(painted)), f"the heads of stage {stage + 1}")
+    return drawn
 
 
 def _prepare(path: Path, size: int, card: Any) -> tuple[np.ndarray, Any]:

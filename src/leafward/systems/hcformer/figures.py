@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from leafward.systems.hcformer.layout import Layout
     from leafward.systems.hcformer.model import Assignment
 
 Labels = np.ndarray
@@ -21,20 +22,40 @@ def patch_regions(assignment: Assignment, image: int = 0, head: int | None = Non
     Centres are numbered window by window.
     """
     weights = _chosen(assignment.weights[image], 1, head)  # (G, N, M)
-    layout = assignment.layout
     first = np.arange(weights.shape[0])[:, None] * weights.shape[2]
-    labels = first + weights.argmax(axis=2)  # (G, N)
-    (n, m), (p, q), (height, width) = layout.grid, layout.side, layout.size
-    return labels.reshape(n, m, p, q).transpose(0, 2, 1, 3).reshape(n * p, m * q)[:height, :width]
+    return _on_map(first + weights.argmax(axis=2), assignment.layout)
 
 
 def window_regions(assignment: Assignment, image: int = 0, head: int | None = None) -> Labels:
     """(H, W) of the stage's tokens: the global centre that the window of each token belongs to most."""
     weights = _chosen(assignment.weights[image], 0, head)  # (G, K)
-    layout = assignment.layout
-    (n, m), (p, q), (height, width) = layout.grid, layout.side, layout.size
-    labels = weights.argmax(axis=1).reshape(n, m)
-    return labels.repeat(p, axis=0).repeat(q, axis=1)[:height, :width]
+    return _on_windows(weights.argmax(axis=1), assignment.layout)
+
+
+def confidence(assignment: Assignment, image: int = 0, head: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """How sure the drawn regions are, (H, W) each: the weight of the centre that is drawn (the heads' mean, or that of
+    one), and the share of all heads whose own first centre it is."""
+    patches = assignment.level == "patch"
+    weights = assignment.weights[image].float().cpu().numpy()
+    weights = weights if patches else weights[None]  # (G, h, N, M), or of all windows (1, h, G, K)
+    merged = weights.mean(axis=1) if head is None else weights[:, head]
+    drawn = merged.argmax(axis=-1)  # (G, N)
+    agree = (weights.argmax(axis=-1) == drawn[:, None]).mean(axis=1)
+    place = _on_map if patches else lambda values, layout: _on_windows(values[0], layout)
+    return place(merged.max(axis=-1), assignment.layout), place(agree, assignment.layout)
+
+
+def _on_map(values: np.ndarray, layout: Layout) -> np.ndarray:
+    """What stands at every place of the windows (G, N), at the tokens of the map (H, W)."""
+    if layout.tokens is not None:
+        return values.ravel()[layout.tokens.cpu().numpy()].reshape(layout.size)
+    (n, m), (p, q) = layout.grid, layout.side
+    return values.reshape(n, m, p, q).transpose(0, 2, 1, 3).reshape(n * p, m * q)
+
+
+def _on_windows(values: np.ndarray, layout: Layout) -> np.ndarray:
+    """What windows have (G), at their tokens (H, W)."""
+    return _on_map(np.repeat(values[:, None], layout.side[0] * layout.side[1], axis=1), layout)
 
 
 def _chosen(weights, axis: int, head: int | None) -> np.ndarray:
@@ -84,6 +105,13 @@ def tint(image: np.ndarray, labels: Labels, count: int) -> np.ndarray:
     colours = matplotlib.colormaps["hsv"](np.arange(count) / count)[:, :3] * 255
     mixed = 0.55 * image + 0.45 * colours[labels]
     return outline(mixed.round().astype(np.uint8), labels)
+
+
+def shade(image: np.ndarray, strength: np.ndarray, labels: Labels) -> np.ndarray:
+    """(H, W, 3) uint8: the grey image, as bright as `strength` (H, W) in [0, 1] says, with borders."""
+    grey = image.mean(axis=2) / 255.0
+    lit = (0.25 + 0.75 * grey) * strength * 255.0
+    return outline(np.repeat(lit[..., None], 3, axis=2).round().astype(np.uint8), labels)
 
 
 def outline(picture: np.ndarray, labels: Labels) -> np.ndarray:

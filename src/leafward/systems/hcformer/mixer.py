@@ -6,10 +6,8 @@ centres; h heads of d channels. Equation numbers are those of docs/hcformer.md.
 
 from __future__ import annotations
 
-import functools
 import math
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -22,259 +20,15 @@ from leafward.geometry.scalars import wide
 from leafward.nn import kernels as nn_kernels
 from leafward.nn.space import GEOMETRIES, positive, working_dtype
 from leafward.systems.hcformer import kernels
+from leafward.systems.hcformer.bias import OffsetBias, TableBias
+from leafward.systems.hcformer.layout import Layout, Windows, kept_layout, passing
 
+BIASES = ("function", "table", "none")
+ASSIGNMENTS = ("soft", "hard")
 WEIGHT_STD = 0.02  # of every linear map at the start, as in the published code
-_BIAS_WIDTH = 768
-_KNOTS = 17  # along each axis of offsets, from −1 to 1: one for each token of the first stage's windows, and their end
 _FIRST_RADIUS = 2.0  # where hyperbolic distances differ clearly from flat ones: cosh 2 = 3.8
 _FIRST_SHARPNESS = {"euclidean": 10.0, "lorentz": 2.0}
 _SQUARE_FLOOR = 1e-12  # a zero vector has cosine 0 to everything, and a finite gradient
-
-
-@dataclass(frozen=True)
-class Windows:
-    """How an axis is cut into equal windows: `side` tokens each, or `count` of them. The last may be padded."""
-
-    side: int | None = None
-    count: int | None = None
-
-    def check(self) -> None:
-        if (self.side is None) == (self.count is None):
-            raise UsageError(f"windows must have a side or a count, and not both, got {self!r}")
-        positive(windows=self.side or self.count or 0)
-        if self.count is not None and self.count > 2:
-            # Three windows of two tokens would leave the third without any on a map of four.
-            raise UsageError(f"the count of windows along an axis must be 1 or 2, got {self.count}; or give their side")
-
-    def cut(self, length: int) -> tuple[int, int]:
-        """Number and side of the windows of an axis of `length` tokens; each has at least one."""
-        if self.side is not None:
-            return (length + self.side - 1) // self.side, self.side
-        assert self.count is not None
-        count = self.count if length >= self.count else 1
-        return count, (length + count - 1) // count
-
-
-class Offsets(NamedTuple):
-    """Offsets from k × k centres to p × q tokens, each axis as weights of linear interpolation between R knots."""
-
-    rows: Tensor
-    """(k, p, R)."""
-    columns: Tensor
-    """(k, q, R)."""
-
-    @classmethod
-    def of(cls, rows: Tensor, columns: Tensor) -> Offsets:
-        """From the offsets (p, k) and (q, k) along each axis, in [−1, 1]."""
-        knots = torch.linspace(-1.0, 1.0, _KNOTS, device=rows.device)
-        spacing = 2.0 / (_KNOTS - 1)
-        # A window that reaches over the border can have its middle outside; it counts as on the border.
-        hats = [1.0 - (o.mT.clamp(-1.0, 1.0).unsqueeze(-1) - knots).abs() / spacing for o in (rows, columns)]
-        return cls(*(hat.clamp_min(0.0) for hat in hats))
-
-
-class Layout(NamedTuple):
-    """Where the tokens, windows and centres of an H×W map lie: a function of the size alone, made once per stage."""
-
-    size: tuple[int, int]
-    """H, W."""
-    grid: tuple[int, int]
-    """Windows along each axis; their product is G."""
-    side: tuple[int, int]
-    """Tokens of a window along each axis; their product is N."""
-    valid: Tensor | None
-    """(G, N): which places of a window hold a token of the map; None where all do, as it is then for the next three."""
-    places: Tensor | None
-    """(G·N): the token of the map at every place of the windows; padded places repeat the border."""
-    tokens: Tensor | None
-    """(H·W): the place in the windows of every token of the map."""
-    present: Tensor | None
-    """(G, M): which centres have a token; None where all do."""
-    pool: Tensor
-    """(1 or G, M, N): row m is the mean over the tokens of centre m."""
-    mean: Tensor
-    """(1 or G, 1, N): the mean over the tokens of a window."""
-    offsets: Offsets
-    """From the M centres of a window to its N tokens, in sides of the window."""
-    global_rows: Tensor
-    """(k, H): with `global_columns`, the mean over the tokens of a global centre; K = k²."""
-    global_columns: Tensor
-    """(k, W)."""
-    global_offsets: Offsets
-    """From the K global centres to the G windows, in heights and widths of the map."""
-
-    @classmethod
-    def of(
-        cls, height: int, width: int, windows: Windows, centres: int, global_centres: int, device: torch.device
-    ) -> Layout:
-        """The layout of a map with `centres`² centres in each window and `global_centres`² on the whole map."""
-        rows, columns = (_Axis(length, windows, centres, global_centres, device) for length in (height, width))
-        pool = _outer(rows.members, columns.members).unsqueeze(0)  # (1, M, N)
-        valid = present = places = tokens = None
-        mean = torch.ones_like(pool[:, :1])
-        if rows.padded or columns.padded:
-            valid = _outer(rows.valid, columns.valid)  # (G, N)
-            mean = valid.unsqueeze(1).to(pool.dtype)
-            pool = pool * mean
-            present = pool.sum(dim=-1) > 0
-            valid = valid > 0
-            places = (rows.places[:, None, :, None] * width + columns.places[None, :, None, :]).flatten()
-            (i, p), (j, q), place = rows.split, columns.split, rows.side * columns.side
-            row, column = i * columns.count * place + p * columns.side, j * place + q
-            tokens = (row.unsqueeze(1) + column).flatten()
-        return cls(
-            size=(height, width),
-            grid=(rows.count, columns.count),
-            side=(rows.side, columns.side),
-            valid=valid,
-            places=places,
-            tokens=tokens,
-            present=present,
-            pool=pool / pool.sum(dim=-1, keepdim=True).clamp_min(1.0),
-            mean=mean / mean.sum(dim=-1, keepdim=True),
-            offsets=Offsets.of(rows.offsets / rows.side, columns.offsets / columns.side),
-            global_rows=rows.global_pool,
-            global_columns=columns.global_pool,
-            global_offsets=Offsets.of(rows.global_offsets / height, columns.global_offsets / width),
-        )
-
-    def partition(self, x: Tensor) -> Tensor:
-        """(B, H, W, C) -> (B, G, N, C)."""
-        (n, m), (p, q) = self.grid, self.side
-        if self.places is not None:
-            return x.flatten(1, 2).index_select(1, self.places).unflatten(1, (n * m, p * q))
-        if self.grid == (1, 1):
-            return x.flatten(1, 2).unsqueeze(1)
-        return x.unflatten(2, (m, q)).unflatten(1, (n, p)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
-
-    def merge(self, x: Tensor) -> Tensor:
-        """(B, G, N, C) -> (B, H, W, C): the inverse of `partition`."""
-        (n, m), (p, q) = self.grid, self.side
-        if self.tokens is not None:
-            return x.flatten(1, 2).index_select(1, self.tokens).unflatten(1, self.size)
-        if self.grid == (1, 1):
-            return x.squeeze(1).unflatten(1, self.size)
-        return x.unflatten(2, (p, q)).unflatten(1, (n, m)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
-
-    def global_pool(self, x: Tensor) -> Tensor:
-        """Means over the k × k regions of the global centres: (B, H, W, C) -> (B, K, C)."""
-        rows, columns = self.global_rows.to(x.dtype), self.global_columns.to(x.dtype)
-        strips = columns @ x  # (B, H, k, C)
-        return (rows @ strips.flatten(2)).unflatten(2, strips.shape[2:]).flatten(1, 2)
-
-    def pooled(self, x: Tensor) -> Tensor:
-        """Means over the windows and over the regions of the global centres, of a map without padding: (B, H, W, C) ->
-        (B, G + K, C). On a GPU means over axes take a pass each, where batches of small products take far longer."""
-        k = self.global_rows.shape[0]
-        if self.size[0] % k == 0 and self.size[1] % k == 0:
-            centres = _means(x, (k, k))
-        else:
-            members = _outer(self.global_rows, self.global_columns).to(x.dtype)
-            centres = torch.bmm(members.expand(x.shape[0], -1, -1), x.flatten(1, 2))
-        return torch.cat([_means(x, self.grid), centres.to(x.dtype)], dim=1)
-
-    def spread(self, x: Tensor) -> Tensor:
-        """(B, H, W, ...) with windows and their tokens on axes of their own: (B, n, p, m, q, ...)."""
-        (n, m), (p, q) = self.grid, self.side
-        return x.unflatten(2, (m, q)).unflatten(1, (n, p))
-
-
-def _passing(device: torch.device) -> bool:
-    """Whether what is made now must not be kept: while a call is traced tensors are not real, and while a CUDA graph
-    records it their memory is the graph's, and empty until that is replayed."""
-    if torch.compiler.is_compiling() or type(torch.empty(0, device=device)) is not Tensor:
-        return True
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-@functools.lru_cache(maxsize=16)
-def _kept_layout(
-    height: int, width: int, windows: Windows, centres: int, global_centres: int, device: torch.device
-) -> Layout:
-    """A layout takes a hundred small operations to make; four stages have one each for a size of the image."""
-    with torch.inference_mode(False):  # what is made for inference could not serve training later
-        return Layout.of(height, width, windows, centres, global_centres, device)
-
-
-class _Axis:
-    """One axis of a layout: `count` windows of `side` tokens, of which the last may be padded."""
-
-    def __init__(self, length: int, windows: Windows, centres: int, global_centres: int, device: torch.device) -> None:
-        self.count, self.side = windows.cut(length)
-        # A size that is not known yet (torch.export) may need padding, so it gets the general form.
-        self.padded = windows.count != 1 and (isinstance(length, torch.SymInt) or self.count * self.side != length)
-        place = torch.arange(self.count * self.side, device=device).unflatten(0, (self.count, self.side))
-        self.valid = (place < length).float()
-        self.places = place.clamp(max=length - 1)
-        token = torch.arange(length, device=device)
-        self.split = token // self.side, token % self.side  # window and place in it
-        self.members, position = _regions(self.side, centres, device)
-        token = torch.arange(self.side, device=device) + 0.5
-        self.offsets = token.unsqueeze(1) - position  # (side, centres)
-        members, position = _regions(length, global_centres, device)
-        self.global_pool = members / members.sum(dim=1, keepdim=True)
-        middle = (torch.arange(self.count, device=device) + 0.5) * self.side
-        self.global_offsets = middle.unsqueeze(1) - position  # (count, global_centres)
-
-
-def _regions(length: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """`count` equal regions of `length` tokens, overlapping where they do not divide it: members (count, length) as
-    zeros and ones, and middles (count)."""
-    index, token = torch.arange(count, device=device), torch.arange(length, device=device)
-    start, end = index * length // count, ((index + 1) * length + count - 1) // count
-    members = (token >= start.unsqueeze(1)) & (token < end.unsqueeze(1))
-    return members.float(), (start + end) / 2
-
-
-def _outer(rows: Tensor, columns: Tensor) -> Tensor:
-    """(a, b), (c, e) -> (a·c, b·e): the products of all pairs of rows and of columns."""
-    return (rows[:, None, :, None] * columns[None, :, None, :]).flatten(2, 3).flatten(0, 1)
-
-
-def _means(x: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Means over n × m equal parts of a map: (B, H, W, C) -> (B, n·m, C)."""
-    (n, m), (height, width) = grid, x.shape[1:3]
-    return x.unflatten(2, (m, width // m)).unflatten(1, (n, height // n)).mean(dim=(2, 4)).flatten(1, 2)
-
-
-class OffsetBias(nn.Module):
-    """A learned function of the offset between token and centre (eq. 6), one value per head: -> (h, N, M).
-
-    A small network gives its values at R × R knots over [−1, 1]², with linear interpolation between them. Being a
-    function of the offset and not a table of places, it needs no resizing and holds at any input size; its cost does
-    not grow with the image but for two small products.
-    """
-
-    knots: Tensor
-
-    def __init__(self, heads: int, width: int = _BIAS_WIDTH) -> None:
-        super().__init__()
-        self.inner = nn.Linear(2, width)
-        self.outer = nn.Linear(width, heads, bias=False)  # a constant would not pass the softmax
-        # Where the weights are: transformers' from_pretrained can leave linspace deaf to `with torch.device(...)`.
-        knots = torch.linspace(-1.0, 1.0, _KNOTS, device=self.inner.weight.device)
-        self.register_buffer("knots", torch.cartesian_prod(knots, knots), persistent=False)  # (R², 2)
-
-    def forward(self, offsets: Offsets) -> Tensor:
-        with torch.autocast(self.knots.device.type, enabled=False):  # casts would take longer than the products
-            values, rows, columns = self._factors(offsets)
-            pairs = (rows @ values.unsqueeze(1)).unsqueeze(2) @ columns.mT  # (h, k, k, p, q)
-            return pairs.permute(0, 3, 4, 1, 2).flatten(3, 4).flatten(1, 2)
-
-    def table(self, offsets: Offsets) -> Tensor:
-        """The same with its axes apart, (h, k, p, k, q), in two products for sizes that are known; sizes that are not
-        (torch.export) cannot be taken apart again, and have the products of `forward`."""
-        with torch.autocast(self.knots.device.type, enabled=False):
-            values, rows, columns = self._factors(offsets)
-            across = values.flatten(0, 1) @ columns.flatten(0, 1).mT  # (h·R, k·q)
-            table = rows.flatten(0, 1) @ across.unflatten(0, (-1, _KNOTS))  # (h, k·p, k·q)
-            return table.unflatten(2, columns.shape[:2]).unflatten(1, rows.shape[:2])
-
-    def _factors(self, offsets: Offsets) -> tuple[Tensor, Tensor, Tensor]:
-        """Values at the knots (h, R, R), and the weights of rows and columns."""
-        values = self.outer.weight @ F.relu(self.inner(self.knots)).mT
-        rows, columns = (weights.to(values.dtype) for weights in offsets)
-        return values.unflatten(1, (_KNOTS, _KNOTS)), rows, columns
 
 
 class CosineSimilarity(nn.Module):
@@ -339,38 +93,62 @@ class Clustering(nn.Module):
     """
 
     similarity: CosineSimilarity | LorentzSimilarity
-    bias: OffsetBias
+    bias: OffsetBias | TableBias | None
 
-    def __init__(self, dim: int, heads: int, head_dim: int, similarity: CosineSimilarity | LorentzSimilarity) -> None:
+    def __init__(
+        self,
+        embed: nn.Linear | None,
+        head_dim: int,
+        similarity: CosineSimilarity | LorentzSimilarity,
+        bias: OffsetBias | TableBias | None,
+        hard: bool = False,
+        level: str = "patch",
+    ) -> None:
         super().__init__()
-        self.heads, self.head_dim = heads, head_dim
-        # Similarity features and values in one product; the norm before it brings the bias.
-        self.embed = nn.Linear(dim, 2 * heads * head_dim, bias=False)
+        self.head_dim, self.hard, self.level = head_dim, hard, level
+        if embed is not None:  # else the level takes what the other one has embedded
+            self.embed = embed
         self.similarity = similarity
-        self.bias = OffsetBias(heads)
+        self.bias = bias
 
     def forward(
-        self, tokens: Tensor, centres: Tensor, offsets: Offsets, valid: Tensor | None, present: Tensor | None
+        self, both: Tensor, count: int, bias: Tensor | None, valid: Tensor | None, present: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """(B, G, N, C) and (B, G, M, C) -> (B, G, N, h, d), and the assignments (B, G, h, N, M).
+        """`count` tokens N and then M centres, embedded: (B, G, N + M, 2hd) -> (B, G, N, h, d), and the assignments
+        (B, G, h, N, M). `bias` has the last of these axes.
 
-        Pooling and embedding commute, so centres are pooled tokens, embedded here with the others.
+        Pooling and embedding commute, so centres are pooled tokens, embedded with the others.
         """
-        count = tokens.shape[2]
-        both = self.embed(torch.cat([tokens, centres], dim=2)).unflatten(-1, (2, self.heads, self.head_dim))
-        features, values = both.permute(3, 0, 1, 4, 2, 5).unbind(0)  # (B, G, h, N + M, d)
-        assigned = self._assign(features[..., :count, :], features[..., count:, :], offsets, valid, present)
+        parts = both.unflatten(-1, (2, -1, self.head_dim))
+        features, values = parts.permute(3, 0, 1, 4, 2, 5).unbind(0)  # (B, G, h, N + M, d)
+        assigned = self._assign(features[..., :count, :], features[..., count:, :], bias, valid, present)
         mixed = exchange(assigned, values[..., :count, :], values[..., count:, :])
         return mixed.transpose(2, 3), assigned
 
+    def placed(self, layout: Layout) -> Tensor | None:
+        """The position bias of this level on a map."""
+        if self.bias is None or isinstance(self.bias, TableBias):
+            return None if self.bias is None else self.bias(layout)
+        return self.bias(layout.offsets if self.level == "patch" else layout.global_offsets)
+
     def _assign(
-        self, tokens: Tensor, centres: Tensor, offsets: Offsets, valid: Tensor | None, present: Tensor | None
+        self, tokens: Tensor, centres: Tensor, bias: Tensor | None, valid: Tensor | None, present: Tensor | None
     ) -> Tensor:
-        logits = self.similarity(tokens, centres) + self.bias(offsets)
+        logits = self.similarity(tokens, centres)
+        if bias is not None:
+            logits = logits + bias
         if valid is None or present is None:
-            return logits.softmax(dim=-1).to(tokens.dtype)
+            return self._shares(logits).to(tokens.dtype)
         logits = logits.masked_fill(~present[:, None, None, :], -math.inf)
-        return (logits.softmax(dim=-1) * valid[:, None, :, None]).to(tokens.dtype)
+        return (self._shares(logits) * valid[:, None, :, None]).to(tokens.dtype)
+
+    def _shares(self, logits: Tensor) -> Tensor:
+        """Softmax over the centres; hard: all to the largest, with the gradient of the softmax (straight through)."""
+        shares = logits.softmax(dim=-1)
+        if not self.hard:
+            return shares
+        chosen = torch.zeros_like(shares).scatter(-1, shares.argmax(dim=-1, keepdim=True), 1.0)
+        return chosen + (shares - shares.detach())
 
 
 def exchange(assigned: Tensor, values: Tensor, centres: Tensor) -> Tensor:
@@ -379,13 +157,20 @@ def exchange(assigned: Tensor, values: Tensor, centres: Tensor) -> Tensor:
     return assigned @ ((centres + assigned.mT @ values) / total).to(values.dtype)
 
 
+def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise UsageError(f"{name} is {value!r}; {nearest(value, allowed)}")
+
+
 class ClusterMixer(nn.Module):
     """FC(Norm([g_W, g_P])) (eq. 9): the window level g_W beside the patch level g_P; (B, H, W, C) -> (B, H, W, C).
 
     `windows` says how the map is cut, `centres` and `global_centres` are the centres along each axis of a window and of
     the map; `global_centres=0` leaves the window level out. `geometry` is that of the window level,
     `patch_geometry` that of the patch level: "lorentz" compares by distance, "euclidean" by cosine. `curvature` is
-    c > 0 (sectional curvature −c), learned within a factor of ten if `learn_curvature`.
+    c > 0 (sectional curvature −c), learned within a factor of ten if `learn_curvature`; `patch_curvature` is that of
+    the patch level where it differs. `bias` is "function" (eq. 6), "table" (of the places of a map of `table_side`²
+    tokens) or "none", `assignment` "soft" (eq. 5) or "hard". `shared` gives both levels the same features and values.
     """
 
     def __init__(
@@ -400,27 +185,46 @@ class ClusterMixer(nn.Module):
         patch_geometry: str = "euclidean",
         curvature: float = 1.0,
         learn_curvature: bool = False,
+        *,
+        patch_curvature: float | None = None,
+        bias: str = "function",
+        assignment: str = "soft",
+        shared: bool = False,
+        table_side: int = 56,
     ) -> None:
         super().__init__()
-        positive(dim=dim, heads=heads, head_dim=head_dim, centres=centres)
+        positive(dim=dim, heads=heads, head_dim=head_dim, centres=centres, table_side=table_side)
         windows.check()
         if global_centres == 1 or global_centres < 0:
             why = "one centre tells nothing apart"
             raise UsageError(f"global_centres must be 0 (no window level) or at least 2 ({why}), got {global_centres}")
-        if not 0.0 < curvature < math.inf:
-            raise UsageError(f"curvature must be a positive finite number, got {curvature!r}")
+        for name, value in (("curvature", curvature), ("patch_curvature", patch_curvature)):
+            if value is not None and not 0.0 < value < math.inf:
+                raise UsageError(f"{name} must be a positive finite number, got {value!r}")
+        _check_choice("bias", bias, BIASES)
+        _check_choice("assignment", assignment, ASSIGNMENTS)
+        _check_choice("patch_geometry", patch_geometry, GEOMETRIES)
+        _check_choice("geometry", geometry, GEOMETRIES)
 
-        def level(name: str, kind: str) -> Clustering:
-            if kind not in GEOMETRIES:
-                raise UsageError(f"{name} is {kind!r}; {nearest(kind, GEOMETRIES)}")
-            if kind == "euclidean":
-                return Clustering(dim, heads, head_dim, CosineSimilarity(heads))
-            similarity = LorentzSimilarity(dim, heads, head_dim, curvature, learn_curvature)
-            return Clustering(dim, heads, head_dim, similarity)
+        def level(name: str, kind: str, c: float, count: int, side: int) -> Clustering:
+            # Features and values in one product; the norm before it brings the bias.
+            own = None if shared and name == "window" else nn.Linear(dim, 2 * heads * head_dim, bias=False)
+            flat = kind == "euclidean"
+            similarity = (
+                CosineSimilarity(heads) if flat else LorentzSimilarity(dim, heads, head_dim, c, learn_curvature)
+            )
+            # Drawn in this order: embedding, similarity, bias.
+            made = {
+                "function": lambda: OffsetBias(heads),
+                "table": lambda: TableBias(heads, count, side, name),
+                "none": lambda: None,
+            }[bias]()
+            return Clustering(own, head_dim, similarity, made, assignment == "hard", name)
 
         self.windows, self.centres, self.global_centres = windows, centres, global_centres
-        self.patch_level = level("patch_geometry", patch_geometry)
-        self.window_level = level("geometry", geometry) if global_centres else None
+        grid_side = windows.cut(table_side)[0]
+        self.patch_level = level("patch", patch_geometry, patch_curvature or curvature, centres, table_side)
+        self.window_level = level("window", geometry, curvature, global_centres, grid_side) if global_centres else None
         width = heads * head_dim * (2 if global_centres else 1)
         self.norm = nn.LayerNorm(width)
         self.proj = nn.Linear(width, dim)
@@ -428,7 +232,7 @@ class ClusterMixer(nn.Module):
     def layout(self, height: int, width: int, device: torch.device) -> Layout:
         """The layout of H×W maps for `forward`; mixers with equal windows and centres can share one."""
         arguments = height, width, self.windows, self.centres, max(self.global_centres, 1), device
-        return Layout.of(*arguments) if _passing(device) else _kept_layout(*arguments)
+        return Layout.of(*arguments) if passing(device) else kept_layout(*arguments)
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         return self._mix_by_kernels(x, layout) if self._kernels_serve(x, layout) else self.mix(x, layout)[0]
@@ -437,19 +241,29 @@ class ClusterMixer(nn.Module):
         """The output, and the assignments that it was made with: "patch" (B, G, h, N, M), "window" (B, h, G, K)."""
         tokens = layout.partition(x)
         centres = layout.pool.to(x.dtype) @ tokens
-        mixed, patch = self.patch_level(tokens, centres, layout.offsets, layout.valid, layout.present)
+        both = self.patch_level.embed(torch.cat([tokens, centres], dim=2))
+        bias = self.patch_level.placed(layout)
+        mixed, patch = self.patch_level(both, tokens.shape[2], bias, layout.valid, layout.present)
         assigned = {"patch": patch}
         if self.window_level is not None:
             windows = (layout.mean.to(x.dtype) @ tokens).transpose(1, 2)  # (B, 1, G, C)
-            centres = layout.global_pool(x).unsqueeze(1)
-            coarse, window = self.window_level(windows, centres, layout.global_offsets, None, None)
+            both = self._embed_windows(torch.cat([windows, layout.global_pool(x).unsqueeze(1)], dim=2))
+            bias = self.window_level.placed(layout)
+            coarse, window = self.window_level(both, windows.shape[2], bias, None, None)
             mixed = torch.cat([coarse.transpose(1, 2).expand_as(mixed), mixed], dim=3)
             assigned["window"] = window.squeeze(1)
         return layout.merge(self.proj(self.norm(mixed.flatten(3)))), assigned
 
+    def _embed_windows(self, x: Tensor) -> Tensor:
+        """Features and values at the window level, of its own or shared with the patch level."""
+        level: Clustering = self.window_level if hasattr(self.window_level, "embed") else self.patch_level  # pyright: ignore[reportAssignmentType]
+        return level.embed(x)
+
     def _kernels_serve(self, x: Tensor, layout: Layout) -> bool:
         """Whether `_mix_by_kernels` can stand for `mix`."""
         curved = isinstance(self.patch_level.similarity, LorentzSimilarity)
+        if self.patch_level.hard or not isinstance(self.patch_level.bias, OffsetBias):  # of both levels
+            return False
         if curved or layout.places is not None or not nn_kernels.serve(x):
             return False
         return self._fits(math.prod(layout.side), self.centres, x, torch.is_grad_enabled())
@@ -471,10 +285,10 @@ class ClusterMixer(nn.Module):
         pooled = kernels.cluster_pool(x, layout.side, self.global_centres) if few else layout.pooled(x)
         if self._fits(count, self.global_centres, x):
             table = window.bias.table(layout.global_offsets)
-            coarse = kernels.cluster_windows(window.embed(pooled), *window.similarity.scales(), table)
+            coarse = kernels.cluster_windows(self._embed_windows(pooled), *window.similarity.scales(), table)
         else:  # of a large map, where the windows are many and still few beside its tokens
-            windows, centres = pooled.unsqueeze(1).tensor_split([count], dim=2)
-            coarse = window(windows, centres, layout.global_offsets, None, None)[0].squeeze(1).flatten(2)
+            both = self._embed_windows(pooled.unsqueeze(1))
+            coarse = window(both, count, window.placed(layout), None, None)[0].squeeze(1).flatten(2)
         return self._project(fine, sums, coarse, layout)
 
     def _project(self, fine: Tensor, sums: Tensor, coarse: Tensor | None, layout: Layout) -> Tensor:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -37,14 +37,32 @@ from leafward.errors import UsageError, nearest
 from leafward.nn import kernels as nn_kernels
 from leafward.nn.space import working_dtype
 from leafward.systems.hcformer import kernels
-from leafward.systems.hcformer.mixer import WEIGHT_STD, ClusterMixer, Layout, OffsetBias, Windows
+from leafward.systems.hcformer.bias import OffsetBias, TableBias
+from leafward.systems.hcformer.layout import Layout, Windows
+from leafward.systems.hcformer.mixer import WEIGHT_STD, ClusterMixer
 
-WINDOWS = (Windows(side=8), Windows(side=4), Windows(count=2), Windows(count=1))
-"""Per stage: 7×7, 7×7, 2×2 and 1×1 windows at 224 pixels; at others those of the first two stages keep their size."""
-CENTRES = (4, 2, 4, 4)
-"""Centres along each axis of a window."""
-GLOBAL_CENTRES = (4, 4, 4, 0)
-"""Centres along each axis of the map, for the window level; the last stage is one window, so has none."""
+
+@dataclass(frozen=True)
+class Shape:
+    """How the maps of the four stages are clustered."""
+
+    windows: tuple[str, ...] = ("8", "4", "/2", "/1")
+    """7×7, 7×7, 2×2 and 1×1 windows at 224 pixels; at others those of the first two stages keep their size."""
+    centres: tuple[int, ...] = (4, 2, 4, 4)
+    """Centres along each axis of a window."""
+    global_centres: tuple[int, ...] = (4, 4, 4, 0)
+    """Centres along each axis of the map, for the window level; the last stage is one window, so has none."""
+    shared: bool = False
+    """Both levels have the same features and values."""
+
+
+SHAPE = Shape()
+PUBLISHED_SHAPE = Shape(("8", "4", "/1", "/1"), (4, 2, 7, 4), (4, 4, 0, 0), shared=True)
+"""As in the authors' code, without the window level of stage 3, whose softmax there is over one centre."""
+PUBLISHED_WIDTH = 196
+TABLE_SIDES = (56, 28, 14, 7)
+"""Tokens along each axis at 224 pixels: what a table of positions has entries for."""
+STAGES = 4
 MLP_RATIOS = (8.0, 8.0, 4.0, 4.0)
 SMALLEST = 4  # pixels of one token of the first stage
 
@@ -140,7 +158,8 @@ def _pair(layer: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 class Stage(nn.Module):
-    """A convolution of `stride` (none in the first), then blocks of one layout: (B, C, H, W) -> (B, C', H', W')."""
+    """A convolution of `stride` (none in the first), then blocks of one layout, or of two in turns:
+    (B, C, H, W) -> (B, C', H', W')."""
 
     def __init__(self, dim_in: int | None, dim: int, stride: int, blocks: Sequence[Block]) -> None:
         super().__init__()
@@ -150,9 +169,11 @@ class Stage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.downsample(x).permute(0, 2, 3, 1)
-        mixer: ClusterMixer = self.blocks[0].mixer  # pyright: ignore[reportAssignmentType]
-        layout = mixer.layout(x.shape[1], x.shape[2], x.device)
-        for block in self.blocks:
+        first: list[Any] = list(self.blocks[:2])  # every second block may have shifted windows
+        moved = len(first) > 1 and first[0].mixer.windows != first[1].mixer.windows
+        layouts = [block.mixer.layout(x.shape[1], x.shape[2], x.device) for block in first[: 1 + moved]]
+        for number, block in enumerate(self.blocks):
+            layout = layouts[number % len(layouts)]
             if self.grad_checkpointing and self.training:
                 x = checkpoint(block, x, layout, use_reentrant=False)
             else:
@@ -170,6 +191,12 @@ class HCFormer(nn.Module):
     `geometry` ("lorentz" or "euclidean") is that of the window level, `patch_geometry` that of the patch level; the
     paper's three combinations are the default, both "euclidean" (the twin) and both "lorentz". With an `output_stride`
     of 16 or 8 the last maps stay that fine, as some segmentation heads want it.
+
+    How maps are clustered, per stage: `windows` ("8": sides of eight tokens, "/2": two windows along each axis),
+    `centres` along each axis of a window and `global_centres` along each axis of the map (0: no window level there;
+    `hierarchy=False`: nowhere). `shifted` moves the windows of every second block by half a side. What is left at None
+    is as in `SHAPE`, or with `published` as in the authors' code. `bias`, `assignment`, `shared` and the curvatures are
+    those of `ClusterMixer`.
     """
 
     _version = 1  # of the state dict
@@ -191,37 +218,40 @@ class HCFormer(nn.Module):
         drop_path_rate: float = 0.0,
         init_values: float = 1e-5,
         output_stride: int = 32,
+        windows: Sequence[str | int] | None = None,
+        centres: Sequence[int] | None = None,
+        global_centres: Sequence[int] | None = None,
+        hierarchy: bool = True,
+        shifted: bool = False,
+        bias: str = "function",
+        assignment: str = "soft",
+        patch_curvature: float | None = None,
+        shared: bool | None = None,
+        published: bool = False,
     ) -> None:
         super().__init__()
-        if output_stride not in (8, 16, 32):
-            raise UsageError(f"output_stride must be 8, 16 or 32, got {output_stride!r}")
-        for name, values in (("depths", depths), ("dims", dims), ("heads", heads)):
-            if len(values) != len(WINDOWS) or min(values) < 1:
-                raise UsageError(f"{name} must be four positive whole numbers, got {values!r}")
+        shape = _shape(windows, centres, global_centres, shared, PUBLISHED_SHAPE if published else SHAPE)
+        _check_sizes(output_stride, depths=depths, dims=dims, heads=heads)
         self.num_classes, self.in_chans = num_classes, in_chans
         self.num_features = self.head_hidden_size = dims[-1]
         self.stem = nn.Conv2d(in_chans, dims[0], 4, stride=4)
         rates = torch.linspace(0.0, drop_path_rate, sum(depths), device="cpu").split(list(depths))
 
-        def block(stage: int, drop_path: float) -> Block:
-            mixer = ClusterMixer(
-                dims[stage],
-                heads[stage],
-                head_dim,
-                WINDOWS[stage],
-                CENTRES[stage],
-                GLOBAL_CENTRES[stage],
-                geometry,
-                patch_geometry,
-                curvature,
-                learn_curvature,
-            )
+        same: dict[str, Any] = {"head_dim": head_dim, "geometry": geometry, "patch_geometry": patch_geometry}
+        same |= {"curvature": curvature, "learn_curvature": learn_curvature, "patch_curvature": patch_curvature}
+        same |= {"bias": bias, "assignment": assignment, "shared": shape.shared}
+
+        def block(stage: int, number: int, drop_path: float) -> Block:
+            own: dict[str, Any] = {"centres": shape.centres[stage], "table_side": TABLE_SIDES[stage]}
+            own["windows"] = replace(Windows.of(shape.windows[stage]), shifted=shifted and bool(number % 2))
+            own["global_centres"] = shape.global_centres[stage] if hierarchy else 0
+            mixer = ClusterMixer(dims[stage], heads[stage], **own, **same)
             return Block(mixer, dims[stage], MLP_RATIOS[stage], drop_path, init_values)
 
-        reductions = [min(4 * 2**i, output_stride) for i in range(len(WINDOWS))]
+        reductions = [min(4 * 2**i, output_stride) for i in range(STAGES)]
         stages = []
         for i, dim in enumerate(dims):
-            blocks = [block(i, rate) for rate in rates[i].tolist()]
+            blocks = [block(i, number, rate) for number, rate in enumerate(rates[i].tolist())]
             stages.append(Stage(dims[i - 1] if i else None, dim, reductions[i] // reductions[max(0, i - 1)], blocks))
         self.stages = nn.Sequential(*stages)
         self.feature_info = [
@@ -236,7 +266,7 @@ class HCFormer(nn.Module):
         spared = {
             f"{prefix}.{name}"
             for prefix, module in self.named_modules()
-            if isinstance(module, OffsetBias)
+            if isinstance(module, OffsetBias | TableBias)
             for name, _ in module.named_parameters()
         }
         return spared | {name for name, parameter in self.named_parameters() if parameter.ndim < 2}
@@ -341,6 +371,30 @@ class HCFormer(nn.Module):
         return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
+def _check_sizes(output_stride: int, **stages: Sequence[int]) -> None:
+    if output_stride not in (8, 16, 32):
+        raise UsageError(f"output_stride must be 8, 16 or 32, got {output_stride!r}")
+    for name, values in stages.items():
+        if len(values) != STAGES or min(values) < 1:
+            raise UsageError(f"{name} must be four positive whole numbers, got {values!r}")
+
+
+def _shape(
+    windows: Sequence[str | int] | None,
+    centres: Sequence[int] | None,
+    global_centres: Sequence[int] | None,
+    shared: bool | None,
+    base: Shape,
+) -> Shape:
+    """`base` with what was given, one value for each stage."""
+    given = {"windows": windows, "centres": centres, "global_centres": global_centres}
+    chosen = {name: tuple(values) for name, values in given.items() if values is not None}
+    for name, values in chosen.items():
+        if isinstance(given[name], str) or len(values) != STAGES:
+            raise UsageError(f"{name} must have one value for each of the four stages, got {given[name]!r}")
+    return replace(base, **chosen, **({} if shared is None else {"shared": shared}))  # pyright: ignore[reportArgumentType]
+
+
 @register_notrace_function  # which works for public names alone
 def check_size(height: int, width: int) -> None:
     if height < SMALLEST or width < SMALLEST:
@@ -401,8 +455,11 @@ def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> HCFormer:
     for name in kwargs:
         if name not in _ARGUMENTS | _BUILDER_ARGUMENTS:
             raise UsageError(f"{variant} has no argument {name!r}; {nearest(name, _ARGUMENTS)}")
+    base = VARIANTS[variant]
+    if kwargs.get("published"):
+        base = base | {"dims": tuple(PUBLISHED_WIDTH if dim == 200 else dim for dim in base["dims"])}
     feature_cfg = {"out_indices": (0, 1, 2, 3), "feature_cls": "getter"}
-    return build_model_with_cfg(HCFormer, variant, pretrained, feature_cfg=feature_cfg, **(VARIANTS[variant] | kwargs))
+    return build_model_with_cfg(HCFormer, variant, pretrained, feature_cfg=feature_cfg, **(base | kwargs))
 
 
 @register_model

@@ -109,9 +109,15 @@ def _put_on_pyramid(model: nn.Module, hierarchy: dict[str, Any]) -> None:
 
 
 def _pyramid(model: nn.Module) -> nn.Module:
-    """The feature pyramid of timm inside a dense model."""
+    """The feature pyramid of timm inside a dense model, without a neck that makes its strides."""
+    from leafward.systems.vision.pyramids import Neck
+
     for module in model.modules():
-        if module is not model and callable(getattr(getattr(module, "feature_info", None), "channels", None)):
+        if (
+            module is not model
+            and not isinstance(module, Neck)
+            and callable(getattr(getattr(module, "feature_info", None), "channels", None))
+        ):
             return module
     raise UsageError(f"{type(model).__name__} has no feature pyramid of timm to put a hierarchy on")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
@@ -25,6 +25,20 @@ from leafward.systems.vision.config import Data
 
 SUMMARY = "Hi-Mapper on a pretrained backbone, beside the plain backbone and the flat twin at the same budget."
 MAY_CHANGE = vision.MAY_CHANGE
+
+ABLATIONS: dict[str, dict[str, dict[str, Any]]] = {
+    "nodes": {str(leaves): {"leaves": leaves} for leaves in (8, 16, 32, 64)},
+    "levels": {str(levels): {"levels": levels} for levels in (2, 3, 4, 5)},
+    "losses": {
+        "both": {},
+        "contrast": {"losses.kl": 0.0},
+        "kl": {"losses.contrast": 0.0},
+        "none": {"losses.kl": 0.0, "losses.contrast": 0.0},
+    },
+    "geometry": {"lorentz": {"geometry": "lorentz"}, "euclidean": {"geometry": "euclidean"}},
+    "noise": {"sample": {"mixture": "sample"}, "moments": {"mixture": "moments"}, "points": {"deterministic": True}},
+}
+"""Size and depth of the tree, what teaches it, its space, and how uncertain its nodes are."""
 
 
 class Losses(Settings, frozen=True):
@@ -112,13 +126,13 @@ def detect() -> Config:
 
 def _paper(model: str, size: int = 224) -> Callable[[], Config]:
     def published() -> Config:
-        """The paper's fine-tuning on ImageNet-1k: 50 epochs of 1251 updates with 1024 images."""
+        """The paper's fine-tuning on ImageNet-1k: 50 epochs with batches of 1024 images."""
         return Config(
             backbone=f"timm:{model}",
             data=Data(size=size, check=False),
             augment=vision.STRONG,
             loop=LoopConfig(
-                steps=50 * 1251,
+                epochs=50.0,
                 batch_size=1024,
                 micro_batch=256,
                 precision="bfloat16",

@@ -27,6 +27,9 @@ LEGEND = (
     "they differ most, radii kept. Below: every node as the photo lit where the node looks, the top level above."
 )
 
+LARGEST, TILE = 1024, 256
+"""Pixels of a photo's side: of the tree over it, and of each spotlight."""
+
 
 @dataclass
 class Args:
@@ -67,14 +70,18 @@ def run(args: Args, console: Console) -> dict[str, Any]:
         distances[str(path)] = relatives(found)
         page.section(path.name)
 
-        def show(name: str, figure: Figure, caption: str, index: int = index, path: Path = path) -> None:
-            file = args.out / f"{index:03d}-{path.stem}-{name}.png"
-            files.append(page.picture(file, drawing.png(figure), alt=f"{caption}: {path.name}", caption=caption))
+        def show(
+            name: str, figure: Figure, caption: str, pixels: int = 0, index: int = index, path: Path = path
+        ) -> None:
+            file, data = args.out / f"{index:03d}-{path.stem}-{name}.png", drawing.png(figure, pixels)
+            files.append(page.picture(file, data, alt=f"{caption}: {path.name}", caption=caption))
 
-        show("tree", drawing.over_photo(photo, found, path.name), "the tree over the photo")
+        show("tree", drawing.over_photo(photo, found, path.name), "the tree over the photo", len(photo))
         show("points", drawing.disk(found), "the nodes in their space")
+        skip = -(-len(photo) // TILE)  # there is one for each node
         page.table(["from a node to", "mean distance"], list(distances[str(path)].items()))
-        show("nodes", drawing.spotlights(photo, found), "where each node looks")  # after a table it has a row to itself
+        # After a table it has a row to itself.
+        show("nodes", drawing.spotlights(photo[::skip, ::skip], found), "where each node looks")
     page.write(args.out / "index.html")
     console.print(f"page: {args.out / 'index.html'}")
     return {"page": str(args.out / "index.html"), "pictures": files, "distances": distances}
@@ -108,13 +115,17 @@ def relatives(found: Hierarchy) -> dict[str, float]:
 
 
 def _prepare(path: Path, size: int, card: Card) -> tuple[np.ndarray, Tensor]:
-    """The centre of the image, `size` pixels square, as (H, W, 3) uint8 and as the model's input (1, 3, H, W)."""
+    """The centre square of the image as it is, up to `LARGEST` pixels, as (H, W, 3) uint8; and `size` pixels square as
+    the model's input (1, 3, size, size)."""
     import numpy as np
     import torch
     from PIL import ImageOps
 
     from leafward.data.image_files import read_image
 
-    pixels = np.array(ImageOps.fit(read_image(path), (size, size)))
+    image = read_image(path)
+    side = min(*image.size, LARGEST)
+    photo = np.array(ImageOps.fit(image, (side, side)))
+    pixels = np.array(ImageOps.fit(image, (size, size)))
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (card.mean, card.std))
-    return pixels, (torch.from_numpy(pixels).permute(2, 0, 1)[None].float() / 255 - mean) / std
+    return photo, (torch.from_numpy(pixels).permute(2, 0, 1)[None].float() / 255 - mean) / std

@@ -161,10 +161,11 @@ def disk(found: Hierarchy) -> Figure:
     return figure
 
 
-def png(figure: Figure) -> bytes:
-    """A figure as PNG data."""
+def png(figure: Figure, pixels: int = 0) -> bytes:
+    """A figure as PNG data, at least so many pixels wide."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=PIXELS_PER_INCH, facecolor="white")
+    dpi = max(PIXELS_PER_INCH, pixels / figure.get_figwidth())
+    figure.savefig(buffer, format="png", dpi=dpi, facecolor="white")
     return buffer.getvalue()
 
 

@@ -17,6 +17,8 @@ class Augment(Settings, frozen=True):
     """Chance of a mirror image."""
     jitter: NonNegative = 0.0
     """Strength of colour jitter (without `auto`)."""
+    photometric: bool = False
+    """Segment: change brightness, contrast, saturation and hue, each with a chance of one half."""
     erase: Share = 0.0
     """Chance that a rectangle of the image is replaced by noise."""
     mixup: NonNegative = 0.0

@@ -21,6 +21,7 @@ from leafward.data.scenes import IGNORED, Scenes, SceneSets, check, confusion, s
 from leafward.engine import Loss
 from leafward.errors import UsageError, require
 from leafward.geometry.scalars import wide
+from leafward.systems.vision.norms import SyncNorm
 from leafward.systems.vision.pyramids import LEVELS, any_size, coarsest, pyramid
 
 ALIGN = 32  # the coarsest stride of a backbone
@@ -29,6 +30,9 @@ RATIOS = (0.5, 2.0)
 """Smallest and largest scale of a training scene, relative to one whose shorter side is as long as a crop."""
 LONGEST = 4
 """Longest side of a training scene over that of a crop, at ratio 1: 2048 and 512 pixels in the paper's recipe."""
+
+TRIES = 10
+"""How often a crop of few classes is drawn again."""
 
 
 class SemanticFPN(nn.Module):
@@ -65,7 +69,7 @@ class SemanticFPN(nn.Module):
 
 
 def _conv(inside: int, outside: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(inside, outside, 3, padding=1, bias=False), nn.BatchNorm2d(outside), nn.ReLU())
+    return nn.Sequential(nn.Conv2d(inside, outside, 3, padding=1, bias=False), SyncNorm(outside), nn.ReLU())
 
 
 class SegmentationModel(nn.Module):
@@ -128,19 +132,68 @@ class RandomScale(v2.Transform):
         return v2.functional.resize(inpt, params["size"])
 
 
-class Crops:
-    """Training scenes: scaled (`RandomScale`), cropped to size × size, mirrored: (image (3, s, s), mask (s, s))."""
+class Photometric(v2.Transform):
+    """Brightness, contrast, saturation and hue as mmsegmentation distorts them, each with a chance of one half: ±32 of
+    255, ×[0.5, 1.5] (before or after the colours), ×[0.5, 1.5], ±18 of 180 degrees. Masks stay."""
 
-    def __init__(self, scenes: Scenes, size: int, hflip: float, pixels: Pixels = IMAGENET) -> None:
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        def drawn(low: float, high: float) -> float | None:
+            value, chance = torch.rand(2).tolist()
+            return low + (high - low) * value if chance < 0.5 else None
+
+        params: dict[str, Any] = {"brightness": drawn(-32.0, 32.0), "contrast": drawn(0.5, 1.5)}
+        params |= {"saturation": drawn(0.5, 1.5), "hue": drawn(-0.1, 0.1)}
+        return params | {"late": bool(torch.rand(()) < 0.5)}
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        if not isinstance(inpt, tv_tensors.Image):
+            return inpt
+        image = inpt.as_subclass(Tensor)
+        if params["brightness"] is not None:
+            image = (image.float() + params["brightness"]).clamp(0, 255).to(inpt.dtype)
+        contrast = [("contrast", v2.functional.adjust_brightness)]  # mmsegmentation's multiplies, as this does
+        colours = [("saturation", v2.functional.adjust_saturation), ("hue", v2.functional.adjust_hue)]
+        steps = colours + contrast if params["late"] else contrast + colours
+        for name, change in steps:
+            image = image if params[name] is None else change(image, params[name])
+        return tv_tensors.wrap(image, like=inpt)
+
+
+class SparseCrop(v2.RandomCrop):
+    """A crop that is drawn again, `TRIES` times at most, while one class has more than `most` of its labels."""
+
+    def __init__(self, size: int, most: float, fill: Any) -> None:
+        super().__init__(size, pad_if_needed=True, fill=fill)
+        self.most = most
+
+    def forward(self, *inputs: Any) -> Any:
+        cropped = super().forward(*inputs)
+        for _ in range(TRIES if self.most < 1.0 else 0):
+            mask = cropped[1]
+            counts = mask[mask != IGNORED].unique(return_counts=True)[1]
+            if len(counts) > 1 and int(counts.max()) <= self.most * int(counts.sum()):
+                break
+            cropped = super().forward(*inputs)
+        return cropped
+
+
+class Crops:
+    """Training scenes: scaled (`RandomScale`), cropped to size × size, mirrored, perhaps distorted in their colours:
+    (image (3, s, s), mask (s, s))."""
+
+    def __init__(
+        self,
+        scenes: Scenes,
+        size: int,
+        hflip: float,
+        pixels: Pixels = IMAGENET,
+        photometric: bool = False,
+        cat_max_ratio: float = 1.0,
+    ) -> None:
         self.scenes, self.pixels = scenes, pixels
         fill = {tv_tensors.Image: 0, tv_tensors.Mask: IGNORED}
-        self.transform = v2.Compose(
-            [
-                RandomScale(size),
-                v2.RandomCrop(size, pad_if_needed=True, fill=fill),  # pyright: ignore[reportArgumentType]
-                v2.RandomHorizontalFlip(hflip),
-            ]
-        )
+        steps = [RandomScale(size), SparseCrop(size, cat_max_ratio, fill), v2.RandomHorizontalFlip(hflip)]
+        self.transform = v2.Compose(steps + [Photometric()] * photometric)
 
     def __len__(self) -> int:
         return len(self.scenes)
@@ -173,12 +226,14 @@ class Segmentation:
         hflip: float = 0.5,
         sliding: bool = False,
         pixels: Pixels = IMAGENET,
+        photometric: bool = False,
+        cat_max_ratio: float = 1.0,
     ) -> None:
         if size % ALIGN:
             raise UsageError(f"the size of crops must be a multiple of {ALIGN}, got {size}")
         self.scenes, self.size, self.decoder, self.sliding, self.pixels = scenes, size, decoder, sliding, pixels
         self.classes = scenes.classes
-        self.dataset = Crops(scenes.train, size, hflip, pixels)
+        self.dataset = Crops(scenes.train, size, hflip, pixels, photometric, cat_max_ratio)
 
     def check(self) -> None:
         """Look at all the data before training starts; whatever is wrong is reported by the name of its file."""

@@ -99,6 +99,7 @@ def make_task(config: Any, pixels: Pixels = IMAGENET) -> VisionTask:
 
         scenes = load_scenes(data.source, data.ignore, data.held_out, seed)
         chosen = {"hflip": augment.hflip, "sliding": data.sliding, "pixels": pixels}
+        chosen |= {"photometric": augment.photometric, "cat_max_ratio": data.cat_max_ratio}
         return Segmentation(scenes, data.size, data.decoder, **chosen)
     if data.task == "detect":
         from leafward.data.boxes import load_objects
@@ -121,6 +122,7 @@ def card_of(config: Config, task: VisionTask) -> Card:
             "geometry": config.geometry,
             "patch_geometry": config.patch_geometry,
             "learn_curvature": config.learn_curvature,
+            **config.clusters.chosen(),
         }
     if config.drop_path:
         arguments["drop_path_rate"] = config.drop_path
@@ -178,8 +180,12 @@ def _flat(name: str) -> str:
 
 def backbone_of(model: nn.Module) -> nn.Module:
     """The timm model inside a task's model."""
+    from leafward.systems.vision.pyramids import Neck
+
     inner: Any = getattr(model, "backbone", model)
     inner = getattr(inner, "body", inner)  # torchvision's detectors wrap it once more
+    if isinstance(inner, Neck):
+        inner = inner.body
     if getattr(inner, "whole", None) is not None:  # a model of segmentation_models_pytorch
         inner = inner.whole.encoder.model
     return getattr(inner, "model", inner)  # as does timm's feature pyramid
