@@ -173,6 +173,10 @@ def test_the_command_leaves_a_page_and_files(tmp_path: Path, capsys: pytest.Capt
     assert {each.name for each in (tmp_path / "out").iterdir()} >= {"audit.json", "report.html", "matrices.csv"}
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "Every matrix is a cloud of points" in page
+    page_of_both = ["report", str(tmp_path / "out"), str(tmp_path / "again"), "--out", str(tmp_path / "both.html")]
+    assert main(["audit", target, "--quick", "--seed", "1", "--out", str(tmp_path / "again")]) == 0
+    assert main(page_of_both) == 0
+    assert "a.weight" in (tmp_path / "both.html").read_text(encoding="utf-8")
     assert main(["audit", target, "--tensor", "a.weight", "--out", str(tmp_path / "one")]) == 0
     held = json.loads((tmp_path / "one" / "audit.json").read_text(encoding="utf-8"))
     assert len(held["matrices"]) == 1

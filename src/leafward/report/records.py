@@ -81,7 +81,10 @@ def read_evaluation(path: str | os.PathLike[str]) -> Record:
 
 def _audits(file: Path) -> dict[str, Record]:
     """One record for each matrix."""
-    audits = read_record(file).get("audits")
+    held = read_record(file)
+    audits, matrices = held.get("audits"), held.get("matrices")
+    if audits is None and isinstance(matrices, list) and all(isinstance(each, dict) for each in matrices):
+        return {str(each.get("matrix", place)): _surveyed(file, each) for place, each in enumerate(matrices)}
     if not isinstance(audits, list) or not audits or not all(isinstance(audit, dict) for audit in audits):
         raise DataError(f"{file}: audits must be a list of what was found of each matrix")
     found: dict[str, Record] = {}
@@ -94,6 +97,21 @@ def _audits(file: Path) -> dict[str, Record]:
     return found
 
 
+def _surveyed(file: Path, matrix: Mapping[str, Any]) -> Record:
+    """One matrix of an audit of many: its figures by name."""
+    scores = {name.removesuffix(".value"): value for name, value in numbers_of(matrix.get("values", {})).items()}
+    scores = {name: value for name, value in scores.items() if "." not in name}
+    headline = [Estimate(scores[key], name=name, note=note) for key, (name, note) in SURVEYED.items() if key in scores]
+    return Record(file, "Audit", headline, scores)
+
+
+SURVEYED = {
+    "overlap": ("m·⟨overlap²⟩, raw", "1 for random directions"),
+    "overlap_centred": ("m·⟨overlap²⟩, mean removed", ""),
+    "effective_rank": ("effective rank", ""),
+    "delta": ("hyperbolicity δ", "0 for trees"),
+    "dimension": ("intrinsic dimension", ""),
+}
 AUDITED = {
     "raw.scaled_overlap": ("m·⟨overlap²⟩, raw", "1 for random directions"),
     "centred.scaled_overlap": ("m·⟨overlap²⟩, mean removed", ""),
