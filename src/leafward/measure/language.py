@@ -50,7 +50,9 @@ def load_language_model(folder: Path, name: str, device: str | torch.device = "c
 
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        )
     except (ValueError, KeyError, OSError, ImportError) as error:
         raise DataError(f"{name}: no causal language model in {folder} ({_first_line(error)})") from error
     try:
