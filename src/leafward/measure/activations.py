@@ -144,7 +144,7 @@ def _images(source: Path) -> bool:
     return any(each.suffix.lower() in IMAGES for each in files)
 
 
-def _model(folder: Path) -> torch.nn.Module:
+def _model(folder: Path) -> Any:
     """The model of a folder without its heads; from safetensors alone, never unpickled."""
     transformers = require("transformers", "lm")
     return transformers.AutoModel.from_pretrained(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from leafward.errors import UsageError
-from leafward.report.figures import MOST_POINTS, Points, course, dots, literal
+from leafward.report.figures import MOST_POINTS, course, dots, literal
 from leafward.report.records import Record, read
 from leafward.report.render import flatten
 from leafward.report.result import Result
@@ -169,7 +169,7 @@ def _curves(made: Result, runs: Mapping[str, Record]) -> None:
         thinned = any(len(points) > MOST_POINTS for points in by_run.values())
         remark = " (long curves: mean of neighbouring steps, with their range as the band)" if thinned else ""
         alt = f"{name} against step for {', '.join(by_run)}"
-        series: dict[str, list[Points]] = {run: [points] if points else [] for run, points in by_run.items()}
+        series: dict[str, list[Any]] = {run: [points] if points else [] for run, points in by_run.items()}
         draw = partial(course, series, by_range=True, xlabel="step", ylabel=literal(name))
         made.figure(draw, f"{name} against step{remark}", alt=alt)
     _say_left_out(made, len(names), "series")

@@ -277,6 +277,7 @@ class ClusterMixer(nn.Module):
         x = x.to(working_dtype(x))
         patch, window = self.patch_level, self.window_level
         alpha, _ = patch.similarity.scales()
+        assert isinstance(patch.bias, OffsetBias)  # others are not served by kernels
         table = patch.bias.table(layout.offsets)
         fine, sums = kernels.cluster_patches(patch.embed(x), alpha, table, layout.side, self.centres)
         if window is None:
@@ -284,6 +285,7 @@ class ClusterMixer(nn.Module):
         count, few = math.prod(layout.grid), kernels.pool_fits(math.prod(layout.side), self.global_centres**2)
         pooled = kernels.cluster_pool(x, layout.side, self.global_centres) if few else layout.pooled(x)
         if self._fits(count, self.global_centres, x):
+            assert isinstance(window.bias, OffsetBias)
             table = window.bias.table(layout.global_offsets)
             coarse = kernels.cluster_windows(self._embed_windows(pooled), *window.similarity.scales(), table)
         else:  # of a large map, where the windows are many and still few beside its tokens

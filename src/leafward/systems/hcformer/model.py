@@ -455,11 +455,12 @@ def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> HCFormer:
     for name in kwargs:
         if name not in _ARGUMENTS | _BUILDER_ARGUMENTS:
             raise UsageError(f"{variant} has no argument {name!r}; {nearest(name, _ARGUMENTS)}")
-    base = VARIANTS[variant]
+    base: dict[str, Any] = VARIANTS[variant]
     if kwargs.get("published"):
         base = base | {"dims": tuple(PUBLISHED_WIDTH if dim == 200 else dim for dim in base["dims"])}
     feature_cfg = {"out_indices": (0, 1, 2, 3), "feature_cls": "getter"}
-    return build_model_with_cfg(HCFormer, variant, pretrained, feature_cfg=feature_cfg, **(base | kwargs))
+    chosen: dict[str, Any] = base | kwargs
+    return build_model_with_cfg(HCFormer, variant, pretrained, feature_cfg=feature_cfg, **chosen)
 
 
 @register_model

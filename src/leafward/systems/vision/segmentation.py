@@ -156,7 +156,7 @@ class Photometric(v2.Transform):
         steps = colours + contrast if params["late"] else contrast + colours
         for name, change in steps:
             image = image if params[name] is None else change(image, params[name])
-        return tv_tensors.wrap(image, like=inpt)
+        return tv_tensors.wrap(image, like=inpt)  # pyright: ignore[reportCallIssue]
 
 
 class SparseCrop(v2.RandomCrop):
