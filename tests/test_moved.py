@@ -67,7 +67,7 @@ import leafward.superposition.matrix_files, leafward.scaling as scaling
 from leafward.recipes import helm
 from leafward.data import embedded
 from leafward.cli import entry
-print(HelmForCausalLM.__module__, fewshot.few_shot.__module__, helm.Config.__module__, helm.run.__module__)
+print(HelmForCausalLM.__module__, fewshot.few_shot.__module__, helm.Config.__module__, helm.run.__self__.__module__)
 print(scaling.fit_power_law.__module__, embedded("clothing.csv").is_file())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -105,13 +105,17 @@ def short_names(kind: type[Settings]) -> dict[str, str]:
     return short | main | dict(kind.EARLIER)
 
 
+def setting_names(kind: type[Settings]) -> list[str]:
+    """Every name that a setting may be given by."""
+    return [*kind.__struct_fields__, *_nested(kind), *short_names(kind)]
+
+
 def full_name(kind: type[Settings], name: str) -> str:
     """The dotted name of a field from that or a short one; refused where there is none."""
     name = name.replace("-", "_")
     path = short_names(kind).get(name, name)
-    known = [*kind.__struct_fields__, *_nested(kind)]
-    if path not in known:
-        raise UsageError(f"unknown setting {name!r}; {nearest(name, [*known, *short_names(kind)])}")
+    if path not in (*kind.__struct_fields__, *_nested(kind)):
+        raise UsageError(f"unknown setting {name!r}; {nearest(name, setting_names(kind))}")
     return path
 
 

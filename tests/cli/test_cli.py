@@ -92,7 +92,7 @@ def without_heavy_imports(words, status, folder=None):
         (["audit", EMBEDDING, "--device", "tpu"], 2, "device"),
         (["report"], 2, "RUN is missing"),
         (["report", "no-such-run", "--out", "x.html"], 1, "no-such-run"),
-        (["report", "no-such-run", "--out", "x.pdf"], 2, "--out x.pdf: the page is one file that ends in .html"),
+        (["report", "no-such-run", "--out", "x.pdf"], 2, "--out x.pdf: it must end in .html"),
         (["bench", "geometri"], 2, "did you mean 'geometry'?"),
         (["completion", "fish"], 2, "fish"),
     ],
@@ -143,7 +143,7 @@ def test_wrong_words_are_json_too(capsys):
     """What the parser refuses is one plain error like every other: no frame around it, and an object with --json."""
     assert main(["train", "superposition", "--stepz", "3", "--json"]) == 2
     said = capsys.readouterr()
-    assert said.err.startswith("leafward: error: Unrecognized options: --stepz, 3\n  Perhaps you meant:\n  --steps")
+    assert said.err.startswith("leafward: error: Unrecognized options: --stepz; did you mean '--steps'?")
     assert "─" not in said.err
     assert json.loads(said.out.splitlines()[-1])["exit_status"] == 2
 

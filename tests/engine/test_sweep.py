@@ -220,7 +220,6 @@ def test_a_variant_that_diverges_does_not_end_the_others(config, tmp_path: Path,
         ({"grid": ["seeds=1,2"]}, "arms.grid must be of settings of one model, each named once, got 'seeds=1,2'"),
         ({"ablate": "geometri"}, "arms.ablate 'geometri' is not an ablation; did you mean 'geometry'"),
         ({"ablate": "dim", "grid": ["dim=2,3"]}, "arms.grid must be without repeats: dim=2,dim=2 and dim=5,dim=2"),
-        ({"executor": "ray", "grid": ["lr=1,2"]}, "arms.jobs must be 2 or more on Ray, got 1"),
         ({"ablate": "geometry", "twin": True}, "arms.twin must be left out, as euclidean is its own twin"),
     ],
 )

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from leafward.config import Settings, alternatives, check_numbers, checked, is_settings, short_names
+from leafward.config import Settings, alternatives, check_numbers, checked, is_settings, setting_names, short_names
 from leafward.errors import UsageError, nearest
 
 SHARED_FLAGS = {
@@ -49,7 +49,7 @@ def parse_into(cls: type, prog: str, argv: list[str], *, description: str, defau
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise UsageError(_plain(said.getvalue())) from None
+        raise UsageError(_unknown(argv, cls) or _plain(said.getvalue())) from None
     for name, value in vars(parsed).items():
         if isinstance(value, Settings):
             setattr(parsed, name, checked(type(value), value))
@@ -175,6 +175,21 @@ def _list_fields(cls: type, every: bool = False) -> Iterator[str]:
             or typing.get_origin(arguments[0]) is typing.Literal
         ):
             yield name
+
+
+def _unknown(argv: list[str], cls: type) -> str | None:
+    """What is wrong with a flag that there is not: the nearest one, among those that may leave out their group too."""
+    known = set(SHARED_FLAGS) | {"help"}
+    for name, hint in typing.get_type_hints(cls).items():
+        known |= {name} | (set(setting_names(hint)) if is_settings(hint) else set())
+    for word in argv:
+        flag = word.partition("=")[0].removeprefix("--").replace("-", "_")
+        plain = re.sub(r"(^|\.)no_", r"\1", flag)
+        if word.startswith("--") and flag and not {flag, plain} & known:
+            hint = nearest(flag, known)
+            near = f"; {hint.replace(chr(39), chr(39) + '--', 1).replace('_', '-')}" if "did you mean" in hint else ""
+            return f"Unrecognized options: {word.partition('=')[0]}{near}"
+    return None
 
 
 def _plain(box: str) -> str:

@@ -20,7 +20,6 @@ from leafward.config import (
     Workers,
     replace,
 )
-from leafward.errors import need
 
 TIMEOUT = 1800.0
 """Seconds that a rank waits for the others, where nothing else is said."""
@@ -141,9 +140,6 @@ class Arms(Settings, frozen=True):
     """Variants trained at once, each in a process of its own; 1: one after the other, in this process."""
     executor: Literal["local", "ray"] = "local"
     """Where those processes run: on this machine, or on a Ray cluster that sees the run directory."""
-
-    def conditions(self) -> None:
-        need(self.executor == "local" or self.jobs > 1, "jobs", "2 or more on Ray", self.jobs)
 
 
 ONE_ARM = Arms()

@@ -105,8 +105,11 @@ class Sweep:
         self.training, self.config, self.cells, self.cluster = training, config, cells, cluster
         self.failed: dict[str, str] = {}
         """Cell -> why it has no result."""
-        if config.arms.jobs > 1 and cluster.world > 1:
-            raise UsageError("arms.jobs must be 1 under torchrun, where all ranks train each variant together")
+        self.by_jobs = config.arms.jobs > 1 or config.arms.executor == "ray"
+        if self.by_jobs and cluster.world > 1:
+            raise UsageError(
+                "arms.jobs must be 1, and arms.executor local, under torchrun, where all ranks train each variant together"
+            )
 
     def run(self, out: str | Path, *, resume: Resume = False, overwrite: bool = False) -> dict[str, Any]:
         """Train what is not finished and put the cells together: what result.json holds.
@@ -118,7 +121,7 @@ class Sweep:
         with releasing():
             self.cluster.on_main(lambda: self._create(out, bool(resume), overwrite))
             try:
-                self._train_in_processes(out) if self.config.arms.jobs > 1 else self._train_one_by_one(out)
+                self._train_in_processes(out) if self.by_jobs else self._train_one_by_one(out)
             except (Interrupted, JobsStopped) as stopped:
                 done = sum((out / CELLS / cell.name / RESULT).is_file() for cell in self.cells)
                 raise Interrupted(stopped.number, f"{done} of {len(self.cells)} variants", out) from None

@@ -136,10 +136,10 @@ def test_changed_data_is_refused_on_resume(tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             train_helm.run(config(tmp_path / "a.txt"), tmp_path / "run")
     (tmp_path / "a.txt").write_text("The hare met the owl. " * 40)
-    with pytest.raises(UsageError, match=r"data: .*a\.txt has changed since .*--data-changed"):
+    with pytest.raises(UsageError, match=r"data\.source: .*a\.txt has changed since .*--data-changed"):
         train_helm.run(config(tmp_path / "a.txt"), tmp_path / "run", resume=True)
     with monkeypatch.context() as patch:
-        patch.setattr(train_helm, "fit", interrupted)
+        patch.setattr(train_helm, "train_loop", interrupted)
         with pytest.raises(KeyboardInterrupt):  # it comes to its training
             train_helm.run(config(tmp_path / "a.txt"), tmp_path / "run", resume="data-changed")
 

@@ -396,7 +396,7 @@ def test_an_ablation_and_a_grid_by_the_command(base, tmp_path):
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     cells = {each["cell"]: each["settings"] for each in result["cells"]}
     assert cells == {
-        f"{geometry}-lr={lr}": {"objective.geometry": geometry, "optim.lr": float(lr)}
+        f"{geometry},lr={lr}": {"objective.geometry": geometry, "optim.lr": float(lr)}
         for geometry in ("euclidean", "lorentz")
         for lr in ("1e-4", "1e-3")
     }
