@@ -108,7 +108,7 @@ class Sweep:
         self.by_jobs = config.arms.jobs > 1 or config.arms.executor == "ray"
         if self.by_jobs and cluster.world > 1:
             raise UsageError(
-                "arms.jobs must be 1, and arms.executor local, under torchrun, where all ranks train each variant together"
+                "arms.jobs must be 1, and arms.executor local, under torchrun: all ranks train each variant together"
             )
 
     def run(self, out: str | Path, *, resume: Resume = False, overwrite: bool = False) -> dict[str, Any]:
