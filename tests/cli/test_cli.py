@@ -110,7 +110,7 @@ def test_wrong_usage_says_what_is_wrong_without_a_traceback(words, status, named
     [
         (["train", "superposition", "--axis", "steps,dta"], 2, "dta"),
         (["train", "superposition", "--executor", "slurm"], 2, "slurm"),
-        (["train", "superposition", "--executor", "ray", "--workers", "0"], 2, "workers must be"),
+        (["train", "superposition", "--executor", "ray", "--workers", "0"], 2, "processes must be"),
         (["audit", EMBEDDING, "--losses", "losses.csv"], 2, "two or more targets"),
         (["audit", EMBEDDING, EMBEDDING], 2, "there twice"),
         (["audit", EMBEDDING, "timm:x", "--losses", "no.csv"], 1, "no.csv"),

@@ -266,10 +266,11 @@ def test_a_drawing_may_stand_beside_a_run(animals: Path, tmp_path: Path) -> None
     assert "tree drawn" in scene.views[1].describe()["method"]
 
 
-def test_names_that_are_no_text_do_no_harm(tmp_path: Path) -> None:
+def test_names_that_are_no_text_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "embeddings.npy", np.eye(3, dtype="f4"))
     (tmp_path / "names.json").write_text('["a\\ud800", "b", "c"]')
-    assert json.loads(build_scene(read_source(tmp_path)).parts()["labels.json"])[0] == "a?"
+    with pytest.raises(DataError, match=r"names\.json: not valid JSON.*surrogates not allowed"):
+        read_source(tmp_path)
 
 
 # Limits and refusals

@@ -21,6 +21,7 @@ from leafward.geometry import (
     pairs,
     poincare,
 )
+from leafward.geometry.scalars import norm, tame, wide
 
 HALF = [torch.bfloat16, torch.float16]
 ALL = [torch.float32, *HALF]
@@ -168,6 +169,13 @@ def _half_sum(x: torch.Tensor, y: torch.Tensor, c: float) -> tuple[torch.Tensor,
     return lorentz.centroid_of_sum(half[..., 1:], half[..., :1], c)
 
 
+def of_cosines(x, y, c):
+    """All pairs by their cosines and lengths."""
+    lengths = [norm(wide(tame(z))) for z in (x, y)]
+    u, v = (wide(tame(z)) / length.clamp_min(1e-6) for z, length in zip((x, y), lengths, strict=True))
+    return pairs.distances_of_cosines((u @ v.mT).to(x.dtype), *lengths, c)
+
+
 BINARY = {
     "lorentz.dist": lorentz.dist,
     "lorentz.dist_precise": lambda x, y, c: lorentz.dist(x, y, c, precise=True),
@@ -189,6 +197,8 @@ BINARY = {
     "pairs.tangent_distances": pairs.tangent_distances,
     "pairs.tangent_distances_fast": lambda x, y, c: pairs.tangent_distances(x, y, c, precise=False),
     "pairs.tangent_distances_flat": lambda x, y, c: pairs.tangent_distances(x, y, None),
+    "pairs.distances_of_cosines": lambda x, y, c: of_cosines(x, y, c),
+    "pairs.distances_of_cosines_flat": lambda x, y, c: of_cosines(x, y, None),
     "pairs.exterior_angles": pairs.exterior_angles,
     "pairs.exterior_angles_flat": lambda x, y, c: pairs.exterior_angles(x, y, None),
     "lorentz.centroid": lambda x, y, c: lorentz.centroid(torch.stack([x, y], -2), None, c),

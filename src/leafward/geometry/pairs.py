@@ -21,7 +21,21 @@ import torch
 from torch import Tensor
 
 from leafward.geometry import lorentz, poincare
-from leafward.geometry.scalars import Curv, asinh, atan2, dot, double, largest, norm, sqrt, tame, tiny, unit, wide
+from leafward.geometry.scalars import (
+    Curv,
+    asinh,
+    atan2,
+    bounded,
+    dot,
+    double,
+    largest,
+    norm,
+    sqrt,
+    tame,
+    tiny,
+    unit,
+    wide,
+)
 
 #: In float64: ρ beyond which sinh ρ_u sinh ρ_v might overflow.
 _FARTHEST = 350.0
@@ -65,10 +79,12 @@ def distances_of_cosines(cosines: Tensor, u: Tensor, v: Tensor, c: Curv | None) 
 
     As exact as 1 − cos is: in float32, distances below a thousandth of the radii are lost.
     """
+    dtype, (cosines, u, v) = cosines.dtype, map(wide, (cosines, u, v))
+    farthest = largest(cosines.dtype)
     if c is not None:
-        farthest = _FARTHEST if cosines.dtype == torch.float64 else math.asinh(largest(cosines.dtype))
-        u, v = ((c**0.5 * length).clamp_max(farthest) for length in (u, v))
-    return _between((0.5 - 0.5 * cosines).clamp_min(0.0), u, v, c)
+        farthest = _FARTHEST if cosines.dtype == torch.float64 else math.asinh(farthest)
+    u, v = (((1.0 if c is None else c**0.5) * length).clamp_max(farthest) for length in (u, v))
+    return bounded(_between((0.5 - 0.5 * cosines).clamp_min(0.0), u, v, c), dtype)
 
 
 def _between(lateral: Tensor, r: Tensor, s: Tensor, c: Curv | None) -> Tensor:

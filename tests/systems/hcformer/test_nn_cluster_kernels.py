@@ -13,13 +13,14 @@ def projected(module: ClusterMixer, x: torch.Tensor) -> torch.Tensor:
     layout = module.layout(*x.shape[1:3], x.device)
     patch, window = module.patch_level, module.window_level
     tokens = layout.partition(x)
-    fine, _ = patch(tokens, layout.pool.to(x.dtype) @ tokens, layout.offsets, None, None)
+    both = patch.embed(torch.cat([tokens, layout.pool.to(x.dtype) @ tokens], dim=2))
+    fine, _ = patch(both, tokens.shape[2], patch.placed(layout), None, None)
     fine = layout.merge(fine.flatten(3))
     sums = torch.stack([fine.sum(dim=-1), fine.square().sum(dim=-1)])
     if window is None:
         return module._project(fine, sums, None, layout)
-    pooled = layout.pooled(x).unsqueeze(1).split([layout.grid[0] * layout.grid[1], module.global_centres**2], dim=2)
-    coarse, _ = window(*pooled, layout.global_offsets, None, None)
+    count = layout.grid[0] * layout.grid[1]
+    coarse, _ = window(module._embed_windows(layout.pooled(x).unsqueeze(1)), count, window.placed(layout), None, None)
     return module._project(fine, sums, coarse[:, 0].flatten(2), layout)
 
 

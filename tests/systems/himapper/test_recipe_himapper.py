@@ -378,7 +378,8 @@ def test_presets(name: str) -> None:
     preset = himapper.PRESETS[name]()
     if preset.backbone is not None:
         assert timm.is_model(preset.backbone.removeprefix("timm:"))
-        assert (preset.loop.steps, preset.loop.batch_size, preset.optim.lr) == (62550, 1024, 1e-4)
+        assert (preset.loop.epochs, preset.loop.batch_size, preset.optim.lr) == (50, 1024, 1e-4)
+        assert preset.loop.over(1_281_167).steps == 62_557  # ImageNet-1k
     assert parse(["himapper", "--preset", name, "--data", "photos"]).config == replace(preset, data="photos")
 
 
