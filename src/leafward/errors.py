@@ -42,7 +42,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
 
 
 class LeafwardError(Exception):
-    """Something a user can mend. The command line prints it without a traceback and exits with 1."""
+    """Something a user can fix. The command line prints it without a traceback and exits with 1."""
 
     def __str__(self) -> str:
         return bounded(super().__str__())

@@ -58,7 +58,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise LeafwardError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
         temporary.unlink(missing_ok=True)
-        for parent in made:  # a folder that was made for nothing goes again; one that holds something stays
+        for parent in made:  # a folder that was made for nothing is deleted; one that holds something stays
             with suppress(OSError):
                 parent.rmdir()
 

@@ -16,7 +16,7 @@ from leafward.hierarchy.fan import leaves_below
 
 #: Hyperbolic radius of the deepest node, and longest edge. Longer edges bend distances less, and show less at once.
 REACH, LONGEST_EDGE = 14.0, 1.5
-#: Half width of what a node may use of its own view: the way back to the parent stays free.
+#: Half width of what a node may use of its own view: the return to the parent stays free.
 WIDEST = 0.75 * np.pi
 
 

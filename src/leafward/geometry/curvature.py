@@ -13,7 +13,7 @@ class Curvature(nn.Module):
     """A learned curvature c = low · (high/low)^sigmoid(θ): log space, never outside its bounds, never stuck.
 
     A hard clamp has no gradient outside its range, so a curvature that ran into it could not come back. θ stays
-    in float32 (or better) when the module around it is cast to a half type, and it has no dimensions, so the
+    in float32 (or better) when the module around it is cast to a half-precision type, and it has no dimensions, so the
     usual rule "no weight decay below two dimensions" leaves it alone.
     """
 

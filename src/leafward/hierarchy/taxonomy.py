@@ -66,7 +66,7 @@ class Taxonomy:
         if root is None and len(tops) > 1:
             some = ", ".join(repr(names[i]) for i in tops[:5]) + (", …" if len(tops) > 5 else "")
             raise DataError(
-                f"{edges.source}: {len(tops)} roots: {some}; a taxonomy has one: mend the parents, or pass "
+                f"{edges.source}: {len(tops)} roots: {some}; a taxonomy has one: fix the parents, or pass "
                 "root='NAME' (--root NAME) to put a virtual root above them"
             )
         self.order, self.depth, self.longest_depth = found

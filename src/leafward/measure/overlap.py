@@ -161,7 +161,7 @@ def _refuse_broken(matrix: Matrix, norms: torch.Tensor) -> None:
         shown = ", ".join(str(index) for index in broken[:8].tolist()) + (", …" if len(broken) > 8 else "")
         raise DataError(
             f"{matrix.target}: {matrix.tensor} has {len(broken)} of {len(norms)} rows with NaN or values that "
-            f"are infinite in float32: {shown}; mend or remove them before the audit"
+            f"are infinite in float32: {shown}; fix or remove them before the audit"
         )
 
 

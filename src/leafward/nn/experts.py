@@ -102,7 +102,7 @@ class Gate(nn.Module):
         self.load.zero_()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Gate:
-        # Sums of small steps and near-ties of probabilities do not survive a half type.
+        # Sums of small steps and near-ties of probabilities do not survive a half-precision type.
         super()._apply(lambda x: _moved_wide(fn, x), recurse)
         return self
 

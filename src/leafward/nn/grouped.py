@@ -24,7 +24,7 @@ def spread(s: Tensor, order: Tensor, slot: Tensor) -> Tensor:
 
 
 def collect(rows: Tensor, order: Tensor, slot: Tensor) -> Tensor:
-    """The way back of `spread`: (M, n) -> (N, k, n)."""
+    """The backward pass of `spread`: (M, n) -> (N, k, n)."""
     return _Collect.apply(rows, order, slot)  # pyright: ignore[reportReturnType]
 
 

@@ -184,7 +184,7 @@ def score_lanes(q: Tensor, k: Tensor, scale: Tensor, space: Space) -> tuple[Tens
 def query_lanes(q: Tensor, scale: Tensor, space: Space) -> Tensor:
     """[q; -t_q] · scale: (..., d) -> (..., lanes); the time is left out in flat space.
 
-    In a half type each time takes lanes for its head and tail, h + l = t to twice the precision, and the product is
+    In half precision each time takes lanes for its head and tail, h + l = t to twice the precision, and the product is
     h h' + l h' + h l': the padding has room for them, and the time product is the largest term of the score.
     """
     factor = wide(scale)
@@ -206,9 +206,9 @@ def key_lanes(k: Tensor, space: Space) -> Tensor:
 
 
 def value_lanes(v: Tensor, space: Space) -> Tensor:
-    """[v; t_v]: (..., e) -> (..., lanes). In a half type the time is its nearest whole number and the rest.
+    """[v; t_v]: (..., e) -> (..., lanes). In a half-precision type the time is its nearest whole number and the rest.
 
-    The sum over values comes back rounded to the half type, and the rounding of the time is what spoils t² − |s|²
+    The sum over values comes back rounded to half precision, and the rounding of the time is what spoils t² − |s|²
     most. Where the values are nearly one point, the hard case, their whole numbers are mostly one number, whose
     weighted sum is exact, and the rest is small.
     """
@@ -236,7 +236,7 @@ def centroid_lanes(total: Tensor, e: int, space: Space) -> Tensor:
 
 
 def _padded(s: Tensor, halves: int, space: Space) -> tuple[Tensor, Tensor]:
-    """s with zero lanes behind, as many as its times need (`halves` in a half type, else one) and to a multiple of
+    """s with zero lanes behind, as many as its times need (`halves` in half precision, else one) and to a multiple of
     8, and its time. The norm runs over the zeros too, so that one kernel can do both."""
     z = _to_eights(s, 1 if s.dtype.itemsize > 2 else halves)
     return z, space.time(z)
@@ -259,7 +259,7 @@ def _filled(z: Tensor, at: int, lanes: list[Tensor]) -> Tensor:
 
 
 def _head_tail(t: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """t rounded to `dtype`, and what that leaves in a half type."""
+    """t rounded to `dtype`, and what that leaves in a half-precision type."""
     head = t.to(dtype)
     return head, (t - head).to(dtype) if dtype.itemsize == 2 else None
 

@@ -38,6 +38,6 @@ def replacing_folder(path: str | Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
-        for parent in made:  # a folder that was made for nothing goes again; one that holds something stays
+        for parent in made:  # a folder that was made for nothing is deleted; one that holds something stays
             with suppress(OSError):
                 parent.rmdir()

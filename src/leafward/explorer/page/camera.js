@@ -105,7 +105,7 @@ export class DiskCamera {
     return (t) => ({ isometry: compose(translationAlong(there, -t * length), isometry), zoom });
   }
 
-  /** The pose at share t of the way back to the first view. */
+  /** The pose at share t of the return to the first view. */
   home() {
     const { zoom } = this.pose;
     const [ar, ai] = this.step({ isometry: this.start });

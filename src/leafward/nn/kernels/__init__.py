@@ -4,10 +4,10 @@
     kernels.use("torch")         # or LEAFWARD_KERNELS=torch in the environment: the plain forms everywhere
 
 The choices are "auto", where kernels take what lies on a CUDA device if Triton is installed, "triton", which also says
-so if it is not, and "torch". A kernel serves float32 and half types; under "triton" with TRITON_INTERPRET=1 also on the
-CPU. The layers ask `serve` and go on in plain torch where the answer is no. Each kernel is an operator of PyTorch that
-a compiled graph launches as it does its own kernels, with its own gradient or for inference alone; none has a second
-derivative.
+so if it is not, and "torch". A kernel serves float32 and half precision; under "triton" with TRITON_INTERPRET=1 also on
+the CPU. The layers ask `serve` and go on in plain torch where the answer is no. Each kernel is an operator of PyTorch
+that a compiled graph launches as it does its own kernels, with its own gradient or for inference alone; none has a
+second derivative.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def head_lanes(
     kv_heads: int,
     c: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Heads of product + bias + t w_t, rotated, as lanes of queries, keys and values in a half type:
+    """Heads of product + bias + t w_t, rotated, as lanes of queries, keys and values in a half-precision type:
     (B,T,(H+2G)d), ((H+2G)d,), (B,T,1), ((H+2G)d, 1) -> (B,H,T,·), (B,G,T,·), (B,G,T,·)."""
     lanes = torch.ops.leafward.head_lanes(product, bias, t, time_weight, *table, scale, heads, kv_heads, c)
     q, k, v = (x.transpose(1, 2) for x in lanes)
@@ -215,8 +215,8 @@ def latent_lanes(
     heads: int,
     c: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Lanes of latent attention in a half type, all of one width: from the maps of queries, (B,T,H(nope+rope)), and of
-    latent points, (B,T,H(nope+value)), and the shared key (B,T,rope), already rotated -> three of (B,H,T,·)."""
+    """Lanes of latent attention in half precision, all of one width: from the maps of queries, (B,T,H(nope+rope)), and
+    of latent points, (B,T,H(nope+value)), and the shared key (B,T,rope), already rotated -> three of (B,H,T,·)."""
     lanes = torch.ops.leafward.latent_lanes(*queries, *latents, k_rope, *table, scale, heads, c)
     q, k, v = (x.transpose(1, 2) for x in lanes)
     return q, k, v

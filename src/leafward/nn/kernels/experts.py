@@ -30,8 +30,8 @@ from leafward.nn.grouped import segment_sums
 from leafward.nn.kernels.launch import operator, single, tile, wrap_triton
 
 _CHUNK = 4
-"""Rows of a program on the way back: neighbours share an expert, so its columns come from the nearest cache. Read for
-every row from the one behind it, they would be more bytes than the rows."""
+"""Rows of a program in the backward pass: neighbours share an expert, so its columns come from the nearest cache. Read
+for every row from the one behind it, they would be more bytes than the rows."""
 
 
 @triton.jit

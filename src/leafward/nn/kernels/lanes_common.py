@@ -1,7 +1,7 @@
-"""What the kernels that write the lanes of attention share: one token's heads to their lanes, and the way back.
+"""What the kernels that write the lanes of attention share: one token's heads to their lanes, and the backward pass.
 
 Per token and head: x = p + b + t w_t, rotated (HoPE), its time τ = √(1/c + |x|²), and the lanes of
-`leafward.nn.lanes.query_lanes` (kind 0), `key_lanes` (1) and `value_lanes` (2) for half types. The kinds differ
+`leafward.nn.lanes.query_lanes` (kind 0), `key_lanes` (1) and `value_lanes` (2) for half precision. The kinds differ
 in what they do with the time.
 
 A head has D coordinates. The first OWN stand in the product, in columns from COLUMN + head · STEP on; the others are
@@ -96,7 +96,7 @@ def read_lanes_back(
     D: tl.constexpr, FIRST: tl.constexpr, TURNING: tl.constexpr,
     WIDTH: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """The way back of `write_lanes`, over rows; the gradients of b and w are this program's parts of the sums.
+    """The backward pass of `write_lanes`, over rows; the gradients of b and w are this program's parts of the sums.
 
     It reads x and τ off the lanes, which attention keeps anyway: nothing else of that size is held.
     """

@@ -247,7 +247,7 @@ def latent_ask(
 
 
 def _precision(dtype: torch.dtype) -> str:
-    """How products of float32 are taken; half types do not ask."""
+    """How products of float32 are taken; half precision do not ask."""
     return "ieee" if dtype == torch.float32 else "tf32"
 
 
@@ -331,7 +331,7 @@ def _recall(
     """The part of some heads and some keys: Σ e^(s−m) of its points, and m, Σ e^(s−m) of ones, of t_c and of t_v.
 
     The times of a key are lanes of products like its coordinates: t_c first, then those of OWN heads' keys, then those
-    of their values. What multiplies them in a score is in float32, and so comes in two pieces of a half type.
+    of their values. What multiplies them in a score is in float32, and so comes in two pieces of a half-precision type.
     """
     batch, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     first = tl.program_id(2) * TALL

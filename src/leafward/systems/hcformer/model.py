@@ -105,7 +105,7 @@ class ImageNorm(nn.GroupNorm):
 
 
 class FeedForward(Mlp):
-    """fc2(GELU(fc1(x))); of the two hidden layers only the one before GELU is kept for the way back."""
+    """fc2(GELU(fc1(x))); of the two hidden layers only the one before GELU is kept for the backward pass."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc1(x)

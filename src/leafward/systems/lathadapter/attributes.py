@@ -7,7 +7,7 @@ ball; distances by the isometric Lorentz points in float32 or better. The two pa
 - HHL, `hierarchy_loss`: two neighbours and a stranger; the common ancestor of the neighbours should be nearer to
   them than the common ancestor of all three, and farther from the stranger (the loss of HIER, Kim et al. 2023).
 
-The paper's plain forms fail in two ways that are mended here: signed affinities give negative degrees (NaN), and
+The paper's plain forms fail in two ways that are fixed here: signed affinities give negative degrees (NaN), and
 triplets mined in a batch of 4 have the anchor or nothing as their negative.
 """
 

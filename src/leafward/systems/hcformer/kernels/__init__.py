@@ -23,8 +23,8 @@ def image_norm(x: Tensor, moments: Tensor, weight: Tensor, bias: Tensor, dtype: 
     """x normed by its own `moments`, then w · + b, in `dtype`, and what `scaled_add` takes to stand for x:
     (B, ..., C), (B, 2), (C,), (C,) -> (B, ..., C), (B, ..., C).
 
-    The second has no values. The gradient of x from the sum goes there, and so to the way back of the norm, which adds
-    it to its own in the same pass over memory.
+    The second has no values. The gradient of x from the sum goes there, and so to the backward pass of the norm, which
+    adds it to its own in the same pass over memory.
     """
     return torch.ops.leafward.image_norm(x, moments, weight, bias, dtype)
 
@@ -74,8 +74,8 @@ def cluster_fits(
 def most_tokens(head_dim: int, itemsize: int, device: torch.device) -> int:
     """Of a window, that fit the shared memory of a multiprocessor at once: a power of two.
 
-    The way back of `cluster_patches`, which needs the most, takes 5.2 to 6.9 times tokens · (channels + centres), by
-    the compiler for compute capability 9.0.
+    The backward pass of `cluster_patches`, which needs the most, takes 5.2 to 6.9 times tokens · (channels + centres),
+    by the compiler for compute capability 9.0.
     """
     channels = max(16, 1 << (head_dim - 1).bit_length())
     room = kernels.shared_memory(device) // (7 * itemsize * (channels + 16))

@@ -1,4 +1,4 @@
-"""What the kernels of the cluster mixer share: assignment, aggregate and dispatch in registers, and the way back.
+"""What the kernels of the cluster mixer share: assignment, aggregate and dispatch in registers, and the backward pass.
 
 Per problem: TALL places for tokens, WIDE for centres, `together` (TALL, WIDE) says which pairs exist. Matrix products
 take their factors in the type of the map and add up in float32.

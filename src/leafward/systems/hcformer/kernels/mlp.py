@@ -6,7 +6,7 @@ only. Back, with g = keep ∂z, u the units before GELU Φ(u)u and v = Φ(u)u:
     ∂u = (γ g W₂)(Φ(u) + u φ(u));   ∂norm(x) = ∂u W₁;   ∂W₁ = ∂uᵀ norm(x);   S = vᵀ g;   s = Σ g;
     ∂W₂ = γ Sᵀ,   ∂b₂ = γ s,   ∂γ = rows of Sᵀ · W₂ + b₂ s.
 
-Units are worked out again on the way back, being many times as wide as x; there they are written once, for the two
+Units are worked out again in the backward pass, being many times as wide as x; there they are written once, for the two
 products over all rows, which the libraries do best.
 """
 
@@ -67,7 +67,7 @@ def _normal_below(u):
 
     Instructions bound these kernels, not their products, and the library's erf was two thirds of those of the forward
     pass. So it is a polynomial in w = 2 (u/4.5)² − 1, fitted for the least largest error of u Φ(u), 2e-6;
-    |u| > 4.5 counts as 4.5 in it, which errs by 3e-6 |u|: nothing to half types.
+    |u| > 4.5 counts as 4.5 in it, which errs by 3e-6 |u|: nothing to half precision.
     """
     s = tl.minimum(tl.maximum(u, -4.5), 4.5)
     w = s * s * 0.09876543209876543 - 1.0

@@ -6,9 +6,9 @@ Per window and head, with features f and values v of the tokens, f_m and v_m the
 
 A program takes one head of a group of windows that fill a tile. It finds their tokens on the map by itself, so nothing
 is cut up before and put together after; beside out it writes Σ out and Σ out² over the channels of the head, from which
-the norm that follows has its mean and variance. The way back works everything out again from the embedded map. A window
-with more tokens than a tile holds, as large images have, is read three times by its program: for the centres, for v'
-and for out. That has no way back.
+the norm that follows has its mean and variance. The backward pass works everything out again from the embedded map. A
+window with more tokens than a tile holds, as large images have, is read three times by its program: for the centres,
+for v' and for out. That has no backward pass.
 """
 
 # The kernels are written in Triton's language, which only looks like Python.
@@ -241,7 +241,7 @@ def patches_forward(
         fixed |= tile_sizes(_PART, centres**2, fixed["D"])
         wrap_triton(_forward_parts)[(given["windows"] * fixed["HEADS"],)](e, alpha, bias, out, sums, **given, **fixed)
     else:
-        # Here a warp holds four times as much as on the way back: two fifths of the instructions are saved.
+        # Here a warp holds four times as much as in the backward pass: two fifths of the instructions are saved.
         fixed["num_warps"] = max(1, fixed["num_warps"] // 4)
         groups = triton.cdiv(given["windows"], fixed["WINDOWS"])
         wrap_triton(_forward)[(groups * fixed["HEADS"],)](e, alpha, bias, out, sums, **given, **fixed)
