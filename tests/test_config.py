@@ -443,3 +443,5 @@ def test_rare_settings_are_shown_by_help_all_and_taken_always(capsys: pytest.Cap
     assert "--loop.ema" in shown[1]
     assert all("--loop.steps" in text and "2400" in text for text in shown)
     assert parse(["helm", "--ema", "0.9"]).config.loop.ema == 0.9
+    with pytest.raises(UsageError, match=r"Unrecognized options: --help-al; did you mean '--help-all'\?"):
+        parse(["helm", "--help-al"])

@@ -179,7 +179,8 @@ def _list_fields(cls: type, every: bool = False) -> Iterator[str]:
 
 def _unknown(argv: list[str], cls: type) -> str | None:
     """What is wrong with a flag that there is not: the nearest one, among those that may leave out their group too."""
-    known = set(SHARED_FLAGS) | {"help"}
+    hints = typing.get_type_hints(cls).values()
+    known = set(SHARED_FLAGS) | {"help"} | ({"help_all"} if any(map(is_settings, hints)) else set())
     for name, hint in typing.get_type_hints(cls).items():
         known |= {name} | (set(setting_names(hint)) if is_settings(hint) else set())
     for word in argv:

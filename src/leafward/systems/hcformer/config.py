@@ -79,17 +79,7 @@ def imagenet() -> Config:
         model="hcformer_tiny",
         drop_path=0.1,
         augment=vision.STRONG,
-        loop=LoopConfig(
-            epochs=310.0,
-            batch_size=1024,
-            micro_batch=256,
-            precision="bfloat16",
-            compile=True,
-            eval_every=10 * 1251,
-            checkpoint_every=1251,
-            log_every=50,
-            workers=16,
-        ),
+        loop=vision.on_imagenet(epochs=310, between_looks=10),
         optim=OptimConfig(
             lr=1e-3, betas=(0.9, 0.999), weight_decay=0.05, clip_norm=None, warmup_ratio=5 / 310, final_ratio=1e-3
         ),

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from leafward.config import Count, NonNegative, Positive, Settings, Share
+from leafward.config import Count, NonNegative, Positive, Settings, Share, replace
 from leafward.engine.config import Arms, LoopConfig, OptimConfig
 from leafward.errors import UsageError, need
 from leafward.systems.vision import config as vision
@@ -108,20 +108,17 @@ def quick() -> Config:
 
 def segment() -> Config:
     """The Semantic FPN head on small crops."""
-    return Config(
-        data=Data(task="segment", size=128),
-        loop=LoopConfig(steps=200, batch_size=8, eval_every=100, checkpoint_every=100),
-        optim=OptimConfig(lr=3e-4, betas=(0.9, 0.999), weight_decay=1e-4, warmup_steps=20),
-    )
+    return _as(vision.segment())
 
 
 def detect() -> Config:
     """Mask R-CNN on small images."""
-    return Config(
-        data=Data(task="detect", size=160),
-        loop=LoopConfig(steps=200, batch_size=4, eval_every=200, checkpoint_every=100),
-        optim=OptimConfig(lr=3e-4, betas=(0.9, 0.999), weight_decay=1e-4, warmup_steps=20),
-    )
+    return _as(vision.detect())
+
+
+def _as(plain: vision.Config) -> Config:
+    """The same data and training as of a plain backbone, at a rate for a pretrained one."""
+    return Config(data=plain.data, loop=plain.loop, optim=replace(plain.optim, lr=3e-4))
 
 
 def _paper(model: str, size: int = 224) -> Callable[[], Config]:
@@ -131,17 +128,7 @@ def _paper(model: str, size: int = 224) -> Callable[[], Config]:
             backbone=f"timm:{model}",
             data=Data(size=size, check=False),
             augment=vision.STRONG,
-            loop=LoopConfig(
-                epochs=50.0,
-                batch_size=1024,
-                micro_batch=256,
-                precision="bfloat16",
-                compile=True,
-                eval_every=5 * 1251,
-                checkpoint_every=1251,
-                log_every=50,
-                workers=16,
-            ),
+            loop=vision.on_imagenet(epochs=50, between_looks=5),
             optim=OptimConfig(lr=1e-4, betas=(0.9, 0.999), weight_decay=1e-4, clip_norm=None, final_ratio=0.01),
         )
 

@@ -159,6 +159,21 @@ def detect() -> Config:
     )
 
 
+def on_imagenet(epochs: int, between_looks: int) -> LoopConfig:
+    """The loop of the papers on ImageNet-1k: batches of 1024 images, 1251 an epoch, scored after every few epochs."""
+    return LoopConfig(
+        epochs=float(epochs),
+        batch_size=1024,
+        micro_batch=256,
+        precision="bfloat16",
+        compile=True,
+        eval_every=between_looks * 1251,
+        checkpoint_every=1251,
+        log_every=50,
+        workers=16,
+    )
+
+
 PRESETS: dict[str, Callable[[], Config]] = {"quick": quick, "segment": segment, "detect": detect}
 
 
